@@ -1,0 +1,148 @@
+r"""An ensemble of critics over all discounts at once, and the targets they learn.
+
+What     Q(h, a, gamma) -> logits over N return bins, for C independent critics and G discounts in one
+         batched pass; the drawn pair of critics behind a target; the one-step TD target; the
+         moving average of a target network
+Why      one replayed action must be scored K + 1 times for each discount and critic: at the paper's
+         sizes these are most of the FLOPs of an update, and almost all of its memory
+Paper    AMAGO-2 section 3 (y_t, and the ensemble over discounts) and Table 1 (C = 4, G = 7, tau)
+Shapes   S states: flattened valid (b, t), a chunk of them at a time; C critics; G discounts;
+         K action samples; A action; D state width; N bins
+Notes    The first layer is linear in (state, discount, action), so its state part is computed once a
+         state, its discount part once, and both are added to the action part of every sample.
+         Nothing here is chunked: the caller loops over chunks of states and calls backward for each
+         (see "How to use it" below), so that nothing of size C x B x T x G x N ever exists.
+Copy     this file alone; needs torch. `decode` and the loss come from the caller (twohot.py)
+Try      python critics.py
+
+How to use it, with gradients equal to those of one large loss:
+
+    for part in torch.arange(S).split(256):
+        h = state_SD[part].detach().requires_grad_()
+        loss = loss_of(critics(h, action_SA[part, None])).sum() / S
+        loss.backward()                   # this chunk's activations are freed here
+        grad_SD[part] = h.grad
+    state_SD.backward(grad_SD)            # one pass through whatever made the states
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class TwoHotCritics(nn.Module):
+    """C critics with two or more hidden layers, (state, discount, action) -> logits over N bins.
+
+    Arguments: `state_dim` D, `action_dim` A, `gammas` G discounts in [0, 1), `critics` C, `hidden` widths,
+    `bins` N. Weights are stacked over critics, (C, in, out), in the order [state, discount, action].
+    Raises ValueError for discounts outside [0, 1) and for fewer than one critic.
+    Source: paper section 3 and Table 2 (two hidden layers of 256).
+    """
+
+    def __init__(self, state_dim, action_dim, gammas, critics=4, hidden=(256, 256), bins=64):
+        super().__init__()
+        if critics < 1:
+            raise ValueError(f"critics must be at least 1, got {critics}")
+        if not all(0 <= g < 1 for g in gammas):
+            raise ValueError(f"discounts must lie in [0, 1), got {list(gammas)}")
+        self.state_dim, self.action_dim, self.count = state_dim, action_dim, critics
+        widths = [state_dim + 1 + action_dim, *hidden, bins]
+        self.weight, self.bias = nn.ParameterList(), nn.ParameterList()
+        for fan_in, fan_out in zip(widths, widths[1:]):
+            bound = 1 / math.sqrt(fan_in)
+            self.weight.append(nn.Parameter(torch.empty(critics, fan_in, fan_out).uniform_(-bound, bound)))
+            self.bias.append(nn.Parameter(torch.empty(critics, 1, fan_out).uniform_(-bound, bound)))
+        # A discount enters as (the log of) its effective horizon: .99 and .999 are then as far apart as
+        # .9 and .99, where the plain numbers would differ by a hundredth.
+        feature_G = torch.tensor([math.log1p(1 / max(1 - g, 1e-6)) for g in gammas], dtype=torch.float32)
+        self.register_buffer("gamma_feature_G1", feature_G[:, None], persistent=False)
+
+    def forward(self, state_SD: Tensor, action: Tensor) -> Tensor:
+        """Score actions: state_SD (S, D) and action (..., S, G, A) -> logits (C, ..., S, G, N).
+
+        The discount axis of `action` may be 1, where one action is scored for all discounts. Actions are
+        one-hot vectors or continuous ones in [-1, 1]; both are clamped to +-0.999, as in the authors'
+        code, so that stored and sampled actions reach the critic in the same form.
+        """
+        action = action.clamp(-0.999, 0.999)
+        weight_s, weight_g, weight_a = self.weight[0].split([self.state_dim, 1, self.action_dim], dim=1)
+        # Plain: x = cat([state, discount, action]) @ weight + bias, with every state repeated G (K) times.
+        from_state = (state_SD @ weight_s + self.bias[0]).unsqueeze(-2)  # (C, S, 1, H)
+        from_gamma = self.gamma_feature_G1 @ weight_g  # (C, G, H)
+        lead = action.shape[:-3]
+        extra = (1,) * len(lead)
+        from_action = torch.einsum("...a,cah->c...h", action, weight_a)  # (C, ..., S, G or 1, H)
+        x = from_action + (from_state + from_gamma.unsqueeze(1)).view(
+            self.count, *extra, state_SD.shape[0], -1, weight_s.shape[-1]
+        )
+        shape = x.shape[:-1]
+        x = x.flatten(1, -2)  # (C, rows, H): from here on, one batched matrix multiply a layer
+        for weight, bias in zip(self.weight[1:], self.bias[1:]):
+            # In place: the pre-activation is not needed again, and large temporaries cost a CPU more
+            # than arithmetic does.
+            x = torch.baddbmm(bias, F.leaky_relu(x, inplace=True), weight)
+        return x.view(*shape, -1)
+
+
+def draw_subset(critics: int, shape: tuple, size: int = 2, generator=None, device=None) -> Tensor:
+    """Indices of the critics behind each target, (size, *shape): drawn per element, with replacement.
+
+    Source: REDQ's random subset, as the authors' code draws it (2 of 4; design: per b, t, discount).
+    """
+    return torch.randint(critics, (size, *shape), generator=generator, device=device)
+
+
+def take_subset(q_C: Tensor, subset_R: Tensor) -> Tensor:
+    """Values (C, ...) and indices (R, ...) -> the drawn critics' values (R, ...).
+
+    The caller reduces them. For the scale-independent actor that is the mean: no term maximises Q, so
+    there is no over-estimation to guard against, and a minimum would sink every target (authors' code).
+    """
+    return q_C.gather(0, subset_R)
+
+
+def td_target(reward_S: Tensor, terminated_S: Tensor, q_next_SG: Tensor, gamma_G: Tensor) -> Tensor:
+    """One-step targets y (S, G) from rewards (S,), end flags (S,) and next values (S, G).
+
+    `terminated` is the task's own end; a truncated step is not one, and bootstraps from its last
+    observation. Source: paper section 3.
+    """
+    # y_t = r_t + gamma Qbar(h_{t+1}, a' ~ pibar(h_{t+1})),  and r_t alone where the task is over
+    goes_on_S1 = (~terminated_S.bool()).float().unsqueeze(-1)
+    return reward_S.unsqueeze(-1) + gamma_G * goes_on_S1 * q_next_SG
+
+
+@torch.no_grad()
+def move_target(target: nn.Module, online: nn.Module, tau: float) -> None:
+    """Move each parameter of `target` the share `tau` of the way to `online`. Source: Table 1 (tau = .003)."""
+    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    gammas = (0.1, 0.9, 0.99)
+    critics = TwoHotCritics(state_dim=8, action_dim=3, gammas=gammas, critics=4, hidden=(16, 16), bins=32)
+    state_SD = torch.randn(5, 8)
+    stored_S1A = F.one_hot(torch.randint(3, (5, 1)), 3).float()
+    sampled_KSGA = F.one_hot(torch.randint(3, (2, 5, 3)), 3).float()
+    print("stored action, all discounts: (C, S, G, N)   =", tuple(critics(state_SD, stored_S1A).shape))
+    print("K=2 sampled actions:          (C, K, S, G, N) =", tuple(critics(state_SD, sampled_KSGA).shape))
+
+    row = torch.cat([state_SD[4], critics.gamma_feature_G1[2], stored_S1A[4, 0].clamp(-0.999, 0.999)])
+    for layer, (weight, bias) in enumerate(zip(critics.weight, critics.bias)):
+        row = F.leaky_relu(row) if layer else row
+        row = row @ weight[1] + bias[1, 0]
+    gap = (row - critics(state_SD, stored_S1A)[1, 4, 2]).abs().max().item()
+    print(f"critic 1, state 4, discount .99, written out in full: largest difference {gap:.1e}")
+
+    q_CSG = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
+    pair = take_subset(q_CSG, torch.tensor([1, 3]).view(2, 1, 1))
+    print(
+        f"drawn critics 1 and 3 of values 1, 2, 3, 4: mean {pair.mean(0).item()}, minimum {pair.amin(0).item()}"
+    )
+    gamma_G = torch.tensor(gammas)
+    for terminated in (False, True):
+        y = td_target(torch.tensor([1.0]), torch.tensor([terminated]), torch.full((1, 3), 10.0), gamma_G)
+        print(f"reward 1, next value 10, terminated {terminated!s:5}: targets {y[0].tolist()}")
