@@ -25,6 +25,7 @@ How to use it, with gradients equal to those of one large loss:
     state_SD.backward(grad_SD)            # one pass through whatever made the states
 """
 
+import itertools
 import math
 
 import torch
@@ -50,7 +51,7 @@ class TwoHotCritics(nn.Module):
         self.state_dim, self.action_dim, self.count = state_dim, action_dim, critics
         widths = [state_dim + 1 + action_dim, *hidden, bins]
         self.weight, self.bias = nn.ParameterList(), nn.ParameterList()
-        for fan_in, fan_out in zip(widths, widths[1:]):
+        for fan_in, fan_out in itertools.pairwise(widths):
             bound = 1 / math.sqrt(fan_in)
             self.weight.append(nn.Parameter(torch.empty(critics, fan_in, fan_out).uniform_(-bound, bound)))
             self.bias.append(nn.Parameter(torch.empty(critics, 1, fan_out).uniform_(-bound, bound)))

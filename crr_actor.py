@@ -17,6 +17,7 @@ Copy     this file alone; needs torch
 Try      python crr_actor.py
 """
 
+import itertools
 import math
 
 import torch
@@ -34,7 +35,7 @@ class ActorHead(nn.Module):
     def __init__(self, state_dim, features, discounts, hidden=(256, 256)):
         super().__init__()
         widths = [state_dim, *hidden, discounts * features]
-        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in zip(widths, widths[1:]))
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(widths))
         self.discounts = discounts
 
     def forward(self, state: Tensor) -> Tensor:

@@ -1,0 +1,23 @@
+# Two commands on a fresh machine:  make train,  make test.  Both first set up .venv from requirements.txt.
+
+PYTHON ?= python3.11
+NAME ?= popgym_$(shell date +%Y%m%d_%H%M%S)
+
+train: .venv/ready
+	.venv/bin/python train.py --env popgym --variant ind_ind --name $(NAME)
+
+test: .venv/ready
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/python -m pytest -q
+
+# The tests that train for minutes: learning from three seeds.
+test-slow: .venv/ready
+	.venv/bin/python -m pytest -q -m slow
+
+.venv/ready: requirements.txt
+	$(PYTHON) -m venv .venv
+	.venv/bin/pip install -q --disable-pip-version-check -r requirements.txt
+	touch $@
+
+.PHONY: train test test-slow

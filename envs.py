@@ -1,0 +1,411 @@
+r"""Many tasks as one environment: the POPGym suite, and any Gymnasium ids, in one padded space.
+
+What     `MultiTaskEnv` draws a task at each reset and plays it for one rollout of one or more attempts;
+         observations and actions of all tasks are padded to the largest. `make_env` builds it by name
+Why      in-context meta-RL: the agent has to find out from what it sees which task it is in
+Paper    AMAGO-2 section 4 and appendix B (Multi-Task POPGym); one-shot rewards as in E-RL2 (Stadie et al.)
+Shapes   O features of an observation, A actions (discrete) or action dimensions (continuous)
+Copy     this file alone; needs numpy and gymnasium, and a benchmark's package to play that benchmark
+Try      python envs.py      and      python envs.py --list popgym
+
+The observation is all that the agent sees, one flat float32 vector (`env.layout` names its slices):
+
+    observation       the task's own features, one-hot where discrete, zeros up to the largest task
+    previous_action   the last action: one-hot over A, or the continuous vector; zeros at a rollout's start
+    previous_reward   the real one, before any multiplier, in exploration attempts too
+    attempt_start     1 where this is the first observation of an attempt
+    attempt           index of the attempt, from 0
+    valid             0 if the last action was invalid for this task (discrete actions only)
+
+Rollouts and attempts. Memory runs through a rollout, so nothing but these flags marks an attempt's end:
+there is no dead step (OFFICIAL: the authors spend one ignored action in POPGym). The observation after
+an attempt's last action is the next attempt's first, a fresh variant of the same task, and carries that
+action's reward; the last frame of the finished attempt is dropped. The rollout terminates when its last
+attempt is over, for whatever reason. Rewards of all attempts but the last are shown to the agent and
+not returned: free exploration, then one play that counts.
+
+OFFICIAL  sizes come from the spaces as they are: 27 actions, where the paper's POPGym had 26.
+DEVIATION `store_executed`: an invalid action is replaced by a random valid one, and `previous_action`
+          shows the one that was carried out instead of the one that was chosen.
+"""
+
+import argparse
+import difflib
+import functools
+import re
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+# -------------------------------------------------------------------------------- spaces as flat vectors
+
+
+def feature_count(space: spaces.Space) -> int:
+    """Width of a space as a flat vector, one-hot where it is discrete. ValueError for other spaces."""
+    if isinstance(space, spaces.Discrete):
+        return int(space.n)
+    if isinstance(space, spaces.MultiDiscrete):
+        return int(np.sum(space.nvec))
+    if isinstance(space, (spaces.Box, spaces.MultiBinary)):
+        return int(np.prod(space.shape))
+    if isinstance(space, spaces.Tuple):
+        return sum(feature_count(s) for s in space.spaces)
+    if isinstance(space, spaces.Dict):
+        return sum(feature_count(s) for s in space.values())
+    raise ValueError(f"observations of type {type(space).__name__} cannot be made into a vector")
+
+
+def flattener(space: spaces.Space) -> Callable:
+    """A function (value, out) that writes a value of `space` into the zeroed vector `out`.
+
+    Built once, because this runs at every step and Gymnasium's own `flatten` costs as much as a task.
+    """
+    if isinstance(space, spaces.Discrete):
+        first = int(space.start)
+
+        def write(value, out):
+            out[int(value) - first] = 1.0
+    elif isinstance(space, spaces.MultiDiscrete):
+        nvec = space.nvec.ravel()
+        first = np.concatenate([[0], np.cumsum(nvec)[:-1]]) - space.start.ravel()
+
+        def write(value, out):
+            out[first + np.ravel(value)] = 1.0
+    elif isinstance(space, (spaces.Tuple, spaces.Dict)):
+        named = list(space.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
+        ends = np.cumsum([0] + [feature_count(s) for _, s in named])
+        parts = [(key, flattener(s), a, b) for (key, s), a, b in zip(named, ends, ends[1:])]
+
+        def write(value, out):
+            for key, write_part, a, b in parts:
+                write_part(value[key], out[a:b])
+    else:
+
+        def write(value, out):
+            out[:] = np.ravel(value)
+
+    return write
+
+
+class Actions:
+    """How one task's own actions are numbered (discrete) or scaled (continuous).
+
+    `size` is the number of actions, or their dimension; `to_task` maps our action to the task's own.
+    MultiDiscrete actions are numbered in row-major order. ValueError for other spaces.
+    """
+
+    def __init__(self, space: spaces.Space):
+        self.discrete = not isinstance(space, spaces.Box)
+        if isinstance(space, spaces.Discrete):
+            self.size, first = int(space.n), int(space.start)
+            self.to_task = lambda action: action + first
+        elif isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+            self.size, shape, first = int(np.prod(space.nvec)), tuple(space.nvec), space.start
+            self.to_task = lambda action: np.array(np.unravel_index(action, shape)) + first
+        elif isinstance(space, spaces.Box) and space.is_bounded():
+            self.size, shape, low, high = int(np.prod(space.shape)), space.shape, space.low, space.high
+            # [-1, 1] -> the task's own bounds
+            self.to_task = lambda action: (low + (high - low) * (action.reshape(shape) + 1) / 2).astype(
+                space.dtype
+            )
+        else:
+            raise ValueError(f"actions of type {space} are neither discrete nor bounded vectors")
+
+
+# -------------------------------------------------------------------------------------- the environment
+
+
+class MultiTaskEnv(gymnasium.Env):
+    """One of several tasks in each rollout, drawn uniformly; see the file's docstring for what is seen.
+
+    Arguments: `tasks` {name: constructor}; `attempts` plays in a rollout, all but the last of them free
+    exploration; `store_executed` as above. Everything random follows from `reset(seed=...)`: the task, its
+    variants, and the replacement of invalid actions. `reset(options={"task": name})` asks for a task.
+
+    info: "task" and "task_id" always, for reports only; after a rollout's last step also "return" (the
+    counted one), "length" (env steps) and "attempt_returns" (the real return of each attempt).
+    Attributes: `tasks` their names, `layout` {name: slice of the observation}, `max_rollout_length` in
+    steps, or None where a task has no limit of its own.
+    Raises ValueError for no tasks, fewer than one attempt, or discrete and continuous actions together.
+    """
+
+    def __init__(self, tasks: dict[str, Callable], attempts: int = 1, store_executed: bool = False):
+        if not tasks:
+            raise ValueError("no tasks given")
+        if attempts < 1:
+            raise ValueError(f"--attempts must be at least 1, got {attempts}")
+        self.tasks, self.attempts, self.store_executed = list(tasks), attempts, store_executed
+        self._envs = [make() for make in tasks.values()]
+        self._actions = [Actions(env.action_space) for env in self._envs]
+        self._widths = [feature_count(env.observation_space) for env in self._envs]
+        self._write = [flattener(env.observation_space) for env in self._envs]
+        kinds = {actions.discrete for actions in self._actions}
+        if len(kinds) > 1:
+            named = {kind: [t for t, a in zip(tasks, self._actions) if a.discrete == kind] for kind in kinds}
+            raise ValueError(
+                f"mixed action kinds: {', '.join(named[True])} discrete, {', '.join(named[False])} continuous. "
+                "Train them apart: one policy has one kind of action"
+            )
+        self.discrete = kinds.pop()
+        O, A = max(self._widths), max(actions.size for actions in self._actions)
+        widths = {
+            "observation": O,
+            "previous_action": A,
+            "previous_reward": 1,
+            "attempt_start": 1,
+            "attempt": 1,
+        }
+        widths |= {"valid": 1} if self.discrete else {}
+        ends = np.cumsum([0, *widths.values()])
+        self.layout = {name: slice(int(a), int(b)) for name, a, b in zip(widths, ends, ends[1:])}
+        self._first_action, self._first_flag = O, O + A
+        self.observation_space = spaces.Box(-np.inf, np.inf, (int(ends[-1]),), np.float32)
+        self.action_space = spaces.Discrete(A) if self.discrete else spaces.Box(-1, 1, (A,), np.float32)
+        limits = [attempt_limit(env) for env in self._envs]
+        self.max_rollout_length = None if None in limits else attempts * max(limits)
+        self._info = [{"task": name, "task_id": i} for i, name in enumerate(self.tasks)]
+        self._task = None
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """Start a rollout: draw a task (or take options["task"]) and a variant of it."""
+        super().reset(seed=None if seed is None else int(seed))
+        name = (options or {}).get("task")
+        self._task = self.tasks.index(name) if name else int(self.np_random.integers(len(self.tasks)))
+        self._attempt = self._length = 0
+        self._return, self._attempt_returns = 0.0, np.zeros(self.attempts, dtype=np.float32)
+        obs = self._see(self._new_variant(), reward=0.0, attempt_start=True, valid=True)
+        return obs, dict(self._info[self._task])
+
+    def step(self, action):
+        """One step of the task. Rewards of exploration attempts are shown, not returned."""
+        actions = self._actions[self._task]
+        if self.discrete:
+            chosen = int(action)
+            valid = chosen < actions.size
+            # An invalid action becomes a uniformly random valid one (appendix B).
+            executed = chosen if valid else int(self.np_random.integers(actions.size))
+        else:
+            chosen = np.clip(np.asarray(action, dtype=np.float32), -1.0, 1.0)
+            valid, executed = True, chosen[: actions.size]
+        frame, reward, terminated, truncated, _ = self._envs[self._task].step(actions.to_task(executed))
+        reward, over = float(reward), terminated or truncated
+        counts = self._attempt == self.attempts - 1
+        self._length += 1
+        self._attempt_returns[self._attempt] += reward
+        self._return += reward if counts else 0.0
+        next_attempt = over and not counts
+        if next_attempt:
+            self._attempt += 1
+            frame = self._new_variant()
+        obs = self._see(frame, reward, next_attempt, valid)
+        shown = executed if self.store_executed else chosen
+        if self.discrete:
+            obs[self._first_action + shown] = 1.0
+        else:
+            obs[self._first_action : self._first_action + len(shown)] = shown
+        info = dict(self._info[self._task])
+        done = over and counts
+        if done:
+            info |= {
+                "return": self._return,
+                "length": self._length,
+                "attempt_returns": self._attempt_returns.copy(),
+            }
+        return obs, reward if counts else 0.0, done, False, info
+
+    def _new_variant(self):
+        "First frame of a fresh attempt. Each gets a seed from our own generator, so one seed decides all."
+        return self._envs[self._task].reset(seed=int(self.np_random.integers(2**31 - 1)))[0]
+
+    def _see(self, frame, reward: float, attempt_start: bool, valid: bool) -> np.ndarray:
+        "The observation, but for the previous action. A new array each time: nothing stored can alias."
+        obs = np.zeros(self.observation_space.shape, dtype=np.float32)
+        self._write[self._task](frame, obs[: self._widths[self._task]])
+        obs[self._first_flag :] = (reward, attempt_start, self._attempt, valid)[: len(obs) - self._first_flag]
+        return obs
+
+    def close(self) -> None:
+        """Close every task's environment."""
+        for env in self._envs:
+            env.close()
+
+
+def attempt_limit(env: gymnasium.Env) -> int | None:
+    """The most steps that one attempt can take, or None if the task names no limit.
+
+    A Gymnasium id has it in its spec. POPGym's classes have `max_episode_length`, or are card games in
+    which each step but the first deals one card of the deck.
+    """
+    if env.spec is not None:
+        return env.spec.max_episode_steps
+    if getattr(env.unwrapped, "max_episode_length", None):
+        return int(env.unwrapped.max_episode_length)
+    deck = getattr(env.unwrapped, "deck", None)
+    return None if deck is None else int(deck.num_cards) - 1
+
+
+# ------------------------------------------------------------------------------------------ benchmarks
+
+
+@functools.cache
+def popgym_tasks() -> dict[str, Callable]:
+    """The 27 POPGym tasks of appendix B: discrete actions, actions and observations below 30 wide.
+
+    Built from the classes: `gymnasium.make` and `Flatten` do not work together there. Raises ValueError
+    if the package is missing or holds other tasks than the 27.
+    """
+    try:
+        import popgym.envs
+    except ImportError as error:
+        raise ValueError("--env popgym needs the popgym package: pip install -r requirements.txt") from error
+    tasks = {}
+    for make in popgym.envs.ALL:
+        env = make()
+        discrete = not isinstance(env.action_space, spaces.Box)
+        if discrete and Actions(env.action_space).size < 30 and feature_count(env.observation_space) < 30:
+            tasks[make.__name__] = make
+    if len(tasks) != 27:
+        raise ValueError(
+            f"expected the paper's 27 POPGym tasks, found {len(tasks)}: pip install -r requirements.txt"
+        )
+    return tasks
+
+
+def gym_tasks(ids: str) -> dict[str, Callable]:
+    """Tasks from comma-separated Gymnasium ids with vector observations. One-line ValueErrors for the rest."""
+    tasks = {}
+    for name in filter(None, ids.split(",")):
+        try:
+            env = gymnasium.make(name)
+        except gymnasium.error.Error as error:
+            near = difflib.get_close_matches(name, gymnasium.registry, n=3)
+            if name not in gymnasium.registry and near:
+                raise ValueError(f"unknown Gymnasium id '{name}'. Did you mean {', '.join(near)}?") from error
+            raise ValueError(f"cannot make Gymnasium id '{name}': {first_line(error)}") from error
+        space = env.observation_space
+        if isinstance(space, spaces.Box) and len(space.shape) >= 2:
+            raise ValueError(
+                f"{name} has image observations {space.shape}; --env gym: takes vectors. "
+                "Wrap it in an environment of your own that turns them into a vector"
+            )
+        try:
+            feature_count(space)
+            Actions(env.action_space)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        env.close()
+        tasks[name] = functools.partial(gymnasium.make, name)
+    if not tasks:
+        raise ValueError("--env gym: needs at least one id, for example --env gym:CartPole-v1,Acrobot-v1")
+    return tasks
+
+
+def first_line(error: Exception) -> str:
+    "The first sentence of an exception's text."
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+# A benchmark is a function that returns its tasks, {name: constructor}. Its package is imported there.
+BENCHMARKS: dict[str, Callable] = {"popgym": popgym_tasks}
+
+
+def all_tasks(env: str) -> dict[str, Callable]:
+    """Every task of a benchmark, or of gym:ID[,ID...], by name. ValueError for an unknown one."""
+    if env.startswith("gym:"):
+        return gym_tasks(env.removeprefix("gym:"))
+    if env not in BENCHMARKS:
+        near = difflib.get_close_matches(env, BENCHMARKS, n=1, cutoff=0.0)
+        raise ValueError(f"unknown --env '{env}'. Did you mean {near[0]}, or gym:{env}?")
+    return BENCHMARKS[env]()
+
+
+def choose_tasks(env: str, tasks: str | None) -> dict[str, Callable]:
+    """The comma-separated subset `tasks` of a benchmark (None: all). ValueError names the nearest tasks."""
+    every = all_tasks(env)
+    if tasks is None:
+        return every
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    for name in names:
+        if name not in every:
+            inside = [t for t in every if name.lower() in t.lower()][:3]
+            near = inside or difflib.get_close_matches(name, every, n=3, cutoff=0.4) or list(every)[:3]
+            raise ValueError(
+                f"unknown task '{name}' for --env {env}. Did you mean {', '.join(near)}?  "
+                f"(python envs.py --list {env})"
+            )
+    if not names:
+        raise ValueError(f"--tasks names no task  (python envs.py --list {env})")
+    return {name: every[name] for name in dict.fromkeys(names)}
+
+
+def task_family(name: str) -> str:
+    """A task's name without its difficulty: RepeatFirstEasy -> RepeatFirst."""
+    return re.sub("(Easy|Medium|Hard)$", "", name)
+
+
+def make_env(
+    env: str, tasks: str | None = None, attempts: int = 1, store_executed: bool = False
+) -> MultiTaskEnv:
+    """A multi-task environment: `env` is a benchmark's name or gym:ID[,ID...]; `tasks` a subset of it.
+
+    Raises ValueError, one line, for anything that cannot be built.
+    """
+    return MultiTaskEnv(choose_tasks(env, tasks), attempts, store_executed)
+
+
+def make_vector_env(num_envs: int, asynchronous: bool = False, **kwargs):
+    """`num_envs` of `make_env(**kwargs)` stepped together, in process or in worker processes.
+
+    They reset on the same step: where a rollout ends, the observation is already the next one's first,
+    and the old one's last comes as info["final_obs"][i], its info as info["final_info"]. Gymnasium's
+    default, resetting on the next step, would put a step into the data that nobody chose.
+    """
+    makers = [functools.partial(make_env, **kwargs)] * num_envs
+    vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
+    return vector(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def print_list(env: str) -> None:
+    "Every task of a benchmark with its true sizes."
+    tasks = all_tasks(env)
+    print(f"{'task':<32}{'observation':>12}{'actions':>9}{'longest attempt':>17}")
+    for name, make in tasks.items():
+        inner = make()
+        actions, limit = Actions(inner.action_space), attempt_limit(inner)
+        print(f"{name:<32}{feature_count(inner.observation_space):>12}{actions.size:>9}{limit or '-':>17}")
+    whole = MultiTaskEnv(tasks)
+    slices = ", ".join(f"{name} {s.stop - s.start}" for name, s in whole.layout.items())
+    print(f"{len(tasks)} tasks; together: observation {whole.observation_space.shape[0]} ({slices})")
+
+
+def example() -> None:
+    "A two-attempt rollout in which the answers are right, across its attempt boundary."
+    env = make_env("popgym", "RepeatFirstEasy", attempts=2)
+    obs, info = env.reset(seed=0)
+    print(f"{info['task']}: repeat the first suit that was shown; 51 steps an attempt, +-1/51 each")
+    done, t, first = False, 0, int(obs[env.layout["observation"]].argmax())
+    while not done:
+        if t < 2 or 49 < t < 54:
+            parts = {name: obs[s].round(3).tolist() for name, s in env.layout.items()}
+            print(f"t={t}", " ".join(f"{k} {v if len(v) > 1 else v[0]:}" for k, v in parts.items()))
+        obs, _, done, _, info = env.step(first)
+        t += 1
+        if obs[env.layout["attempt_start"]]:
+            first = int(obs[env.layout["observation"]].argmax())
+    real = [round(float(r), 3) for r in info["attempt_returns"]]
+    print(f"rollout of {info['length']} steps: real returns {real}, counted {info['return']:.3f}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Show what the environments look like.")
+    parser.add_argument(
+        "--list", metavar="ENV", help="print every task of a benchmark: popgym, gym:ID[,ID...]"
+    )
+    arguments = parser.parse_args()
+    try:
+        print_list(arguments.list) if arguments.list else example()
+    except ValueError as error:
+        parser.exit(2, f"error: {error}\n")

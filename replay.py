@@ -1,0 +1,425 @@
+r"""Replay: whole trajectories in, uniformly drawn windows with masks out; memory bounded and known beforehand.
+
+What     a preallocated store of trajectories of different lengths, from which a batch of windows is cut
+Why      a policy with memory learns from sequences: a window has to be contiguous, must say where it lies
+         in its rollout, and must tell real steps from padding
+Paper    AMAGO-2 (arXiv 2411.11188), Table 1: replay size in timesteps or in full trajectories
+
+Time alignment, for every file. An observation o_t already holds a_{t-1}, r_{t-1} and flags (the
+environment puts them there). A window of T steps has T+1 observations:
+
+    index           0      1      2     ...   T-1     T
+    observation     o_0    o_1    o_2   ...   o_T-1   o_T     T+1: the last is only bootstrapped from
+    time index      s      s+1    s+2   ...   s+T-1   s+T     T+1: steps since the rollout began
+    action          a_0    a_1    a_2   ...   a_T-1           T:   a_t is chosen on seeing o_t
+    reward          r_0    r_1    r_2   ...   r_T-1           T:   r_t is paid for a_t, seen in o_t+1
+    done            d_0    d_1    d_2   ...   d_T-1           T:   o_t+1 is terminal: nothing follows
+    mask            1      1      1     ...   1               T:   0 where the step is padding
+
+    target:  y_t = r_t + gamma (1 - d_t) V(o_t+1)             reads columns t and t+1, for all t < T
+
+Truncated is not done: the last step has d = 0, and o_T stands for the future that was cut off. Long
+rollouts come in segments: at a cut d = 0 and the next segment's first observation is this one's last.
+
+Shapes   B batch, T time, O observation; rows R: one per observation, T+1 a trajectory; M trajectories
+Copy     this file alone; needs numpy and torch
+Try      python replay.py
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Batch(NamedTuple):
+    """Windows, padded with zeros on the right. T is the length of the longest of them.
+
+    `action_BT` is (B, T) + action_shape. `mask_BT` is True on real steps, exactly as many as a window is
+    long: the last observation is no step. A window of L steps has L+1 real observations and times.
+    """
+
+    obs_BTO: Tensor  # (B, T+1, O) float32
+    action_BT: Tensor  # (B, T) + action_shape
+    reward_BT: Tensor  # (B, T) float32, as it was added
+    done_BT: Tensor  # (B, T) bool: the rollout terminated with this step
+    mask_BT: Tensor  # (B, T) bool
+    time_BT: Tensor  # (B, T+1) int64: index of each observation in its rollout
+    task_B: Tensor  # (B,) int64, for reports only: learning never sees it
+
+
+class Replay:
+    """Trajectories, or segments of long rollouts; the oldest make room for the newest.
+
+    Arguments: `observation_dim` O; `action_shape` and `action_dtype` of one action (() and an integer type
+    where discrete); `max_length`, the most steps in one trajectory; exactly one of `capacity_steps` (env
+    steps) and `capacity_trajectories`, an exact bound on what is held; `seed` of the sampling.
+    Raises ValueError unless exactly one capacity is given and a trajectory of `max_length` fits into it.
+    """
+
+    def __init__(
+        self,
+        observation_dim: int,
+        action_shape: tuple[int, ...],
+        action_dtype,
+        max_length: int,
+        capacity_steps: int | None = None,
+        capacity_trajectories: int | None = None,
+        seed: int = 0,
+    ):
+        layout = self._layout(
+            observation_dim, action_shape, action_dtype, max_length, capacity_steps, capacity_trajectories
+        )
+        self.max_length = max_length
+        self.capacity_steps, self.capacity_trajectories = capacity_steps, capacity_trajectories
+        # Zeroed memory comes from the system untouched: pages count only once something is written there.
+        self._store = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
+        self._rows = {name: self._store[name] for name in ("obs", "action", "reward")}
+        self._first_M, self._length_M = self._store["first"], self._store["length"]
+        self._oldest = self._count = self._steps = self._added = 0
+        # Rows in use: [first of the oldest, _top) if one block, else that one and [0, _tail), the newer.
+        self._tail = self._top = 0
+        self._rng = np.random.default_rng(seed)
+
+    @staticmethod
+    def _layout(
+        observation_dim,
+        action_shape,
+        action_dtype,
+        max_length,
+        capacity_steps=None,
+        capacity_trajectories=None,
+    ):
+        "Name -> (shape, dtype) of every array that a replay allocates, for the worst case of its capacity."
+        if (capacity_steps is None) == (capacity_trajectories is None):
+            raise ValueError(
+                "give exactly one of capacity_steps and capacity_trajectories, "
+                f"got {capacity_steps} and {capacity_trajectories}"
+            )
+        if max_length < 1:
+            raise ValueError(f"max_length must be at least 1 step, got {max_length}")
+        if capacity_trajectories is not None:
+            if capacity_trajectories < 1:
+                raise ValueError(f"capacity_trajectories must be at least 1, got {capacity_trajectories}")
+            M, R = capacity_trajectories, capacity_trajectories * (max_length + 1)
+        else:
+            if capacity_steps < max_length:
+                raise ValueError(
+                    f"capacity_steps {capacity_steps} cannot hold one trajectory of max_length {max_length}: "
+                    f"raise it to at least {max_length}"
+                )
+            # In the worst case every trajectory is one step long, and needs two rows.
+            M, R = capacity_steps, 2 * capacity_steps
+        return {
+            "obs": ((R, observation_dim), np.float32),
+            # One row a step would do, but with one an observation all three share the same row numbers.
+            "action": ((R, *action_shape), np.dtype(action_dtype)),
+            "reward": ((R,), np.float32),
+            "first": ((M,), np.int64),
+            "length": ((M,), np.int64),
+            "start": ((M,), np.int64),
+            "terminated": ((M,), np.bool_),
+            "task": ((M,), np.int64),
+        }
+
+    @classmethod
+    def memory_bytes(
+        cls,
+        observation_dim: int,
+        action_shape: tuple[int, ...],
+        action_dtype,
+        max_length: int,
+        capacity_steps: int | None = None,
+        capacity_trajectories: int | None = None,
+    ) -> int:
+        """Bytes that a replay with these arguments takes at most, before it is made.
+
+        That many are reserved, for the longest trajectories (by `capacity_trajectories`) or the most of
+        them (by `capacity_steps`). Those touched are about 9/8 of what is live. Raises as `Replay` does.
+        """
+        layout = cls._layout(
+            observation_dim, action_shape, action_dtype, max_length, capacity_steps, capacity_trajectories
+        )
+        return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved: what `memory_bytes` foretold."""
+        return sum(array.nbytes for array in self._store.values())
+
+    @property
+    def num_trajectories(self) -> int:
+        """Trajectories held now; also `len(replay)`."""
+        return self._count
+
+    @property
+    def num_steps(self) -> int:
+        """Env steps held now."""
+        return self._steps
+
+    @property
+    def total_added(self) -> int:
+        """Trajectories ever added, those evicted included."""
+        return self._added
+
+    def __len__(self) -> int:
+        return self._count
+
+    # ------------------------------------------------------------------------------------------ in
+
+    def add(self, obs, action, reward, terminated: bool, start: int, task: int) -> None:
+        """Copy one trajectory of T steps in, and evict the oldest ones until it fits.
+
+        `obs` (T+1, O), the last observation included; `action` (T,) + action_shape; `reward` (T,);
+        `terminated`, whether nothing follows the last step (False for a truncation or a cut); `start`, the
+        time index of the first step in its rollout; `task`, a number for reports.
+        Raises ValueError for a wrong shape or type, a T outside 1..max_length, a NaN or an infinity.
+        """
+        obs, action, reward = self._checked(obs, action, reward)
+        steps = len(reward)
+        while self._count and self._over_capacity(steps):
+            self._evict()
+        first = self._find_rows(steps + 1)
+        self._rows["obs"][first : first + steps + 1] = obs
+        self._rows["action"][first : first + steps] = action
+        self._rows["reward"][first : first + steps] = reward
+        slot = (self._oldest + self._count) % len(self._first_M)
+        fields = {"first": first, "length": steps, "start": start, "terminated": terminated, "task": task}
+        for name, value in fields.items():
+            self._store[name][slot] = value
+        self._count += 1
+        self._steps += steps
+        self._added += 1
+
+    def _checked(self, obs, action, reward):
+        "The three arrays of a trajectory in the store's types, or a ValueError that names what is wrong."
+        obs, action, reward = np.asarray(obs), np.asarray(action), np.asarray(reward)
+        if reward.ndim != 1 or not 1 <= len(reward) <= self.max_length:
+            raise ValueError(
+                f"reward must be (T,) with T from 1 to max_length {self.max_length}, got shape {reward.shape}: "
+                "cut longer rollouts into segments"
+            )
+        steps = len(reward)
+        given = {"obs": obs, "action": action, "reward": reward}
+        expected_steps = {"obs": steps + 1, "action": steps, "reward": steps}
+        for name, array in given.items():
+            rows = self._rows[name]
+            expected = (expected_steps[name], *rows.shape[1:])
+            if array.shape != expected:
+                hint = " (T+1 observations, the last one included)" if name == "obs" else ""
+                raise ValueError(
+                    f"{name} of a trajectory of {steps} steps must be {expected}{hint}, got {array.shape}"
+                )
+            if not np.can_cast(array.dtype, rows.dtype, "same_kind"):
+                raise ValueError(
+                    f"{name} must be {rows.dtype}, got {array.dtype}, which does not convert safely"
+                )
+            # A number too large for float32 becomes an infinity here, and is caught as one.
+            with np.errstate(over="ignore"):
+                given[name] = array = array.astype(rows.dtype, copy=False)
+            # One NaN in the replay would poison the weights many updates later, out of sight of its cause:
+            # it is stopped here, where the step that made it can still be named.
+            finite = np.isfinite(array)
+            if not finite.all():
+                place = tuple(int(i) for i in np.argwhere(~finite)[0])
+                raise ValueError(
+                    f"{name} of step {place[0]} (of {steps}) is {array[place]}"
+                    + (f" at index {list(place[1:])}" if place[1:] else "")
+                    + ": the replay takes finite numbers only; look at the environment that made it"
+                )
+        return given.values()
+
+    def _over_capacity(self, steps: int) -> bool:
+        "Whether the trajectories held and one more of `steps` steps are too many."
+        if self.capacity_trajectories is not None:
+            return self._count + 1 > self.capacity_trajectories
+        return self._steps + steps > self.capacity_steps
+
+    def _evict(self) -> None:
+        "Forget the oldest trajectory."
+        self._steps -= int(self._length_M[self._oldest])
+        previous = self._first_M[self._oldest]
+        self._oldest = (self._oldest + 1) % len(self._first_M)
+        self._count -= 1
+        if not self._count:
+            self._tail = self._top = 0
+        elif self._first_M[self._oldest] < previous:
+            self._top = self._tail  # the older block is gone, the newer one is now the only one
+
+    def _find_rows(self, need: int) -> int:
+        """Reserve `need` contiguous rows; returns the first of them.
+
+        A ring that starts over at the front before it reaches the end of the arena: the worst case for
+        which the arena is sized is rare, and rows that are never written cost no memory. Starting over
+        too early is mended by moving the older block up, so nothing is evicted for want of contiguous rows:
+        the arena holds all that the capacity allows, and so the gaps between blocks are always enough.
+        """
+        R = len(self._rows["obs"])
+        bottom = int(self._first_M[self._oldest]) if self._count else 0
+        wrapped = self._tail <= bottom and self._tail < self._top
+        # Slack, so that moves are rare: lengths vary, and the newer block may grow faster than the older
+        # one shrinks. An eighth of what is live is far beyond the spread of a sum of many lengths.
+        slack = (self._steps + self._count) // 8
+        if not wrapped:
+            if bottom >= need + slack or (bottom >= need and self._tail + need > R):
+                self._tail = 0
+                wrapped = True
+            elif self._tail + need > R:
+                self._move(bottom, self._top, -bottom)
+                self._tail = self._top
+        elif self._tail + need > bottom:
+            shift = min(need + slack, R - self._top)
+            self._move(bottom, self._top, shift)
+        first = self._tail
+        self._tail += need
+        if not wrapped:
+            self._top = self._tail
+        return first
+
+    def _move(self, low: int, high: int, shift: int) -> None:
+        "Move the block of rows [low, high), which holds the oldest trajectories, by `shift` rows."
+        # Piece by piece, from the end that the block moves towards: a piece is read before it is written
+        # over, and numpy, which copies what overlaps, never has to copy more than one piece.
+        piece = max(abs(shift), 4096)
+        starts = range(low, high, piece)
+        for begin in reversed(starts) if shift > 0 else starts:
+            end = min(begin + piece, high)
+            for rows in self._rows.values():
+                rows[begin + shift : end + shift] = rows[begin:end]
+        slots = self._slots()
+        inside = slots[(self._first_M[slots] >= low) & (self._first_M[slots] < high)]
+        self._first_M[inside] += shift
+        self._top = high + shift
+
+    def _slots(self) -> np.ndarray:
+        "Slots of all trajectories held, oldest first."
+        return (self._oldest + np.arange(self._count)) % len(self._first_M)
+
+    # ----------------------------------------------------------------------------------------- out
+
+    def sample(self, batch: int, context: int, generator: np.random.Generator | None = None) -> Batch:
+        """Draw `batch` windows of at most `context` steps; returns a `Batch`.
+
+        Uniform over trajectories, with replacement. One of at most `context` steps comes whole, of a longer
+        one a window whose start is uniform over all that leave `context` steps. `generator` replaces the
+        replay's own. Raises ValueError if the replay is empty or a number is below 1.
+        """
+        if not self._count:
+            raise ValueError("the replay is empty: add at least one trajectory before sampling")
+        if batch < 1 or context < 1:
+            raise ValueError(f"batch and context must be at least 1, got {batch} and {context}")
+        rng = self._rng if generator is None else generator
+        slot_B = (self._oldest + rng.integers(self._count, size=batch)) % len(self._first_M)
+        length_B = self._length_M[slot_B]
+        window_B = np.minimum(length_B, context)
+        offset_B = rng.integers(length_B - window_B + 1)
+        return self._gather(slot_B, offset_B, window_B)
+
+    def _gather(self, slot_B: np.ndarray, offset_B: np.ndarray, window_B: np.ndarray) -> Batch:
+        "Cut windows of `window_B` steps, `offset_B` steps into the trajectories in `slot_B`."
+        B, T = len(slot_B), int(window_B.max())
+        out = {
+            name: np.zeros((B, T + 1 if name == "obs" else T, *rows.shape[1:]), rows.dtype)
+            for name, rows in self._rows.items()
+        }
+        # A window is contiguous, so a slice copies it at the speed of memory. Plain: rows[index_BT], with an
+        # index for each row and padding set to zero after, takes twice as long at 24 windows of 600 steps.
+        for b, (row, window) in enumerate(zip(self._first_M[slot_B] + offset_B, window_B)):
+            out["obs"][b, : window + 1] = self._rows["obs"][row : row + window + 1]
+            out["action"][b, :window] = self._rows["action"][row : row + window]
+            out["reward"][b, :window] = self._rows["reward"][row : row + window]
+
+        step_T = np.arange(T + 1)
+        mask_BT = step_T[:-1] < window_B[:, None]
+        # Only the last step of a trajectory can be terminal: done where the window reaches that far.
+        to_end_B = self._length_M[slot_B] - offset_B
+        done_BT = (step_T[:-1] == to_end_B[:, None] - 1) & self._store["terminated"][slot_B][:, None]
+        # One more real observation than steps; times in padding are 0, like everything else there.
+        time_BT = (self._store["start"][slot_B] + offset_B)[:, None] + step_T
+        time_BT *= step_T <= window_B[:, None]
+        arrays = (
+            out["obs"],
+            out["action"],
+            out["reward"],
+            done_BT,
+            mask_BT,
+            time_BT,
+            self._store["task"][slot_B],
+        )
+        return Batch(*(torch.from_numpy(array) for array in arrays))
+
+    # --------------------------------------------------------------------------------- save and load
+
+    def state_dict(self) -> dict:
+        """What is live, oldest first, and the generator's state: tensors, numbers and strings only.
+
+        Everything is a copy. It loads with `torch.load(..., weights_only=True)`.
+        """
+        slots = self._slots()
+        fields = ("length", "start", "terminated", "task")
+        state = {name: torch.from_numpy(self._store[name][slots]) for name in fields}
+        bottom = int(self._first_M[self._oldest]) if self._count else 0
+        newer = slice(0, self._tail if self._tail < self._top else 0)
+        for name, rows in self._rows.items():
+            state[name] = torch.from_numpy(np.concatenate([rows[bottom : self._top], rows[newer]]))
+        return state | {"total_added": self._added, "rng": self._rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Replace what is held by a `state_dict`'s trajectories; the next samples are those it would draw.
+
+        The capacity may differ: a smaller one keeps the newest. Raises ValueError if shapes do not fit.
+        """
+        self._oldest = self._count = self._steps = self._tail = self._top = 0
+        arrays = {name: state[name].numpy() for name in self._rows}
+        fields = [state[name].tolist() for name in ("length", "terminated", "start", "task")]
+        first = 0
+        for steps, terminated, start, task in zip(*fields):
+            part = slice(first, first + steps)
+            obs = arrays["obs"][first : first + steps + 1]
+            self.add(obs, arrays["action"][part], arrays["reward"][part], terminated, start, task)
+            first += steps + 1
+        self._added = state["total_added"]
+        self._rng.bit_generator.state = state["rng"]
+
+
+def _example() -> None:
+    "A rollout of five steps, small enough to follow by eye, and a window from its middle."
+    action_T, reward_T = np.array([2, 0, 1, 1, 2]), np.array([0, 0, 0.5, 0, 1], np.float32)
+    # Features of an observation: its own number, previous action, previous reward.
+    obs_TO = np.zeros((6, 3), np.float32)
+    obs_TO[:, 0], obs_TO[1:, 1], obs_TO[1:, 2] = np.arange(6), action_T, reward_T
+    arguments = {"observation_dim": 3, "action_shape": (), "action_dtype": np.int64, "max_length": 5}
+    replay = Replay(**arguments, capacity_trajectories=100, seed=1)
+    replay.add(obs_TO, action_T, reward_T, terminated=True, start=0, task=7)
+    bytes_ = Replay.memory_bytes(**arguments, capacity_trajectories=100)
+    print(f"100 trajectories x (5 + 1) rows x (3 x 4 + 8 + 4) bytes + 100 x 33 = {bytes_} bytes at most")
+
+    def show(batch: Batch, b: int) -> None:
+        names = ("time", "o (number, a_t-1, r_t-1)", "a_t", "r_t", "done", "mask")
+        print("".join(f"{name:>6}" if len(name) < 6 else f"{name:>26}" for name in names))
+        for t in range(batch.time_BT.shape[1]):
+            line = f"{batch.time_BT[b, t].item():>6}{batch.obs_BTO[b, t].tolist()!s:>26}"
+            if t < batch.mask_BT.shape[1]:
+                line += f"{batch.action_BT[b, t].item():>6}{batch.reward_BT[b, t].item():>6}"
+                line += f"{int(batch.done_BT[b, t]):>6}{int(batch.mask_BT[b, t]):>6}"
+            print(line)
+
+    print("\nthe rollout, whole: 5 steps, 6 observations; o_t+1 shows a_t and r_t; done on the last step")
+    show(replay.sample(1, context=5), 0)
+    print("\na window of 3 steps from its middle: no done, and its first previous action is the true one")
+    batch = next(
+        batch for batch in iter(lambda: replay.sample(1, context=3), None) if batch.time_BT[0, 0] == 1
+    )
+    show(batch, 0)
+    replay.add(obs_TO[:3] + 100, action_T[:2], reward_T[:2], terminated=False, start=400, task=8)
+    batch = replay.sample(8, context=5)
+    b = batch.task_B.tolist().index(8)
+    print("\na segment of 2 steps, cut at time 402 of a long rollout, beside the first: zeros are padding")
+    show(batch, b)
+    print(f"steps in the mask of each window: {batch.mask_BT.sum(1).tolist()}, tasks {batch.task_B.tolist()}")
+
+
+if __name__ == "__main__":
+    _example()

@@ -1,0 +1,406 @@
+"""replay.py: against a list of trajectories, and the traps of masks, cuts, capacity and NaN."""
+
+import io
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import replay as replay_module
+from replay import Replay
+
+DISCRETE = {"observation_dim": 2, "action_shape": (), "action_dtype": np.int64}
+
+
+def trajectory(steps, rng, number=0, action_shape=(), start=None, terminated=None):
+    "Random content; arguments of `Replay.add`, by name."
+    shape = (steps, *action_shape)
+    return {
+        "obs": rng.standard_normal((steps + 1, 2)).astype(np.float32),
+        "action": rng.standard_normal(shape).astype(np.float32)
+        if action_shape
+        else rng.integers(9, size=shape),
+        "reward": rng.standard_normal(steps).astype(np.float32),
+        "terminated": bool(rng.integers(2)) if terminated is None else terminated,
+        "start": int(rng.integers(100)) if start is None else start,
+        "task": number,
+    }
+
+
+class SlowReplay:
+    "The judge: a list, from which the oldest are dropped until the next one fits."
+
+    def __init__(self, capacity_steps=None, capacity_trajectories=None):
+        self.capacity_steps, self.capacity_trajectories = capacity_steps, capacity_trajectories
+        self.held = []
+
+    def add(self, new):
+        if self.capacity_steps is not None:
+            while sum(len(t["reward"]) for t in self.held) + len(new["reward"]) > self.capacity_steps:
+                self.held.pop(0)
+        else:
+            self.held = self.held[max(0, len(self.held) + 1 - self.capacity_trajectories) :]
+        self.held.append(new)
+
+
+def slow_window(held, task, time, context):
+    "The window of one trajectory that begins at time index `time`, built step by step, without padding."
+    (one,) = [t for t in held if t["task"] == task]
+    length, offset = len(one["reward"]), time - one["start"]
+    steps = range(offset, min(offset + context, length))
+    return {
+        "obs": [one["obs"][t] for t in [*steps, steps[-1] + 1]],
+        "time": [one["start"] + t for t in [*steps, steps[-1] + 1]],
+        "action": [one["action"][t] for t in steps],
+        "reward": [one["reward"][t] for t in steps],
+        "done": [one["terminated"] and t == length - 1 for t in steps],
+    }
+
+
+def check_window(batch, b, held, context):
+    "Row b of a batch is exactly what the slow loop cuts, and zeros behind it."
+    want = slow_window(held, batch.task_B[b].item(), batch.time_BT[b, 0].item(), context)
+    steps = len(want["reward"])
+    assert batch.mask_BT[b].tolist() == [True] * steps + [False] * (batch.mask_BT.shape[1] - steps)
+    for name, padded, count in (
+        ("obs", batch.obs_BTO[b], steps + 1),
+        ("time", batch.time_BT[b], steps + 1),
+        ("action", batch.action_BT[b], steps),
+        ("reward", batch.reward_BT[b], steps),
+        ("done", batch.done_BT[b], steps),
+    ):
+        np.testing.assert_array_equal(padded[:count].numpy(), np.array(want[name]), err_msg=name)
+        assert not padded[count:].any(), f"{name} is not zero in padding"
+
+
+@pytest.mark.parametrize("by", ["capacity_steps", "capacity_trajectories"])
+def test_equals_a_list_of_trajectories(by):
+    "Many sizes, lengths that drift, evictions, moves and wraps: the content is always that of the list."
+    moves = wraps = 0
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        longest = int(rng.integers(1, 13))
+        capacity = {by: int(rng.integers(longest, 70) if by == "capacity_steps" else rng.integers(1, 15))}
+        action_shape = [(), (3,)][seed % 2]
+        replay = Replay(2, action_shape, [np.int64, np.float32][seed % 2], longest, **capacity, seed=seed)
+        slow, low, high = SlowReplay(**capacity), 1, longest
+        for number in range(60):
+            if number % 20 == 0:
+                low = int(rng.integers(1, longest + 1))
+                high = int(rng.integers(low, longest + 1))
+            new = trajectory(int(rng.integers(low, high + 1)), rng, number, action_shape)
+            slow.add(new)
+            firsts = replay._first_M.copy()
+            replay.add(**new)
+            # A slot of a trajectory still held whose rows changed: it was moved.
+            kept = replay._slots()[:-1]
+            moves += bool((firsts[kept] != replay._first_M[kept]).any())
+            wraps += replay._tail < replay._top
+            assert len(replay) == replay.num_trajectories == len(slow.held)
+            assert replay.num_steps == sum(len(t["reward"]) for t in slow.held)
+            assert replay.total_added == number + 1
+            state = replay.state_dict()
+            np.testing.assert_array_equal(state["obs"], np.concatenate([t["obs"] for t in slow.held]))
+            assert state["task"].tolist() == [t["task"] for t in slow.held]
+            if number % 10 == 9:
+                context = int(rng.integers(1, longest + 3))
+                batch = replay.sample(6, context)
+                assert batch.mask_BT.shape[1] == batch.mask_BT.sum(1).max()  # trimmed to the longest
+                for b in range(6):
+                    check_window(batch, b, slow.held, context)
+    assert wraps > 100 and moves > 20, "the random sizes no longer reach the rare branches"
+
+
+def test_shapes_and_types():
+    replay = Replay(5, (3,), np.float32, 10, capacity_trajectories=4)
+    for steps in (4, 10):
+        replay.add(np.ones((steps + 1, 5)), np.ones((steps, 3)), np.ones(steps), True, 0, 1)
+    batch = replay.sample(64, context=7)
+    assert {name: (tuple(x.shape), x.dtype) for name, x in batch._asdict().items()} == {
+        "obs_BTO": ((64, 8, 5), torch.float32),
+        "action_BT": ((64, 7, 3), torch.float32),
+        "reward_BT": ((64, 7), torch.float32),
+        "done_BT": ((64, 7), torch.bool),
+        "mask_BT": ((64, 7), torch.bool),
+        "time_BT": ((64, 8), torch.int64),
+        "task_B": ((64,), torch.int64),
+    }
+    assert set(batch.mask_BT.sum(1).tolist()) == {4, 7}
+
+
+def test_time_alignment_by_hand():
+    "o_t+1 shows a_t and r_t, also in a window from the middle; done is the terminal step's, and no other's."
+    replay = Replay(**DISCRETE, max_length=6, capacity_steps=50)
+    action, reward = np.arange(10, 16), np.arange(20, 26).astype(np.float32)
+    obs = np.zeros((7, 2), np.float32)
+    obs[1:, 0], obs[1:, 1] = action, reward
+    replay.add(obs, action, reward, terminated=True, start=40, task=0)
+    seen = set()
+    for _ in range(60):
+        batch = replay.sample(1, context=4)
+        np.testing.assert_array_equal(batch.obs_BTO[0, 1:, 0], batch.action_BT[0])
+        np.testing.assert_array_equal(batch.obs_BTO[0, 1:, 1], batch.reward_BT[0])
+        start = batch.time_BT[0, 0].item()
+        assert batch.time_BT[0].tolist() == list(range(start, start + 5))
+        assert batch.action_BT[0, 0] == 10 + start - 40
+        assert batch.done_BT[0].tolist() == [False, False, False, start == 42]
+        if start > 40:  # the true ones before the window, not zeros
+            assert batch.obs_BTO[0, 0].tolist() == [9 + start - 40, 19 + start - 40]
+        seen.add(start)
+    assert seen == {40, 41, 42}
+
+
+def test_truncated_rollouts_and_cut_segments_have_no_done():
+    rng = np.random.default_rng(0)
+    rollout = trajectory(9, rng)
+    replay = Replay(**DISCRETE, max_length=4, capacity_trajectories=10)
+    for number, (first, last) in enumerate([(0, 4), (4, 8), (8, 9)]):
+        replay.add(
+            rollout["obs"][first : last + 1],
+            rollout["action"][first:last],
+            rollout["reward"][first:last],
+            terminated=last == 9,
+            start=first,
+            task=number,
+        )
+    batch = replay.sample(200, context=100)
+    for b in range(200):
+        first, last = [(0, 4), (4, 8), (8, 9)][batch.task_B[b]]
+        steps = last - first
+        assert batch.mask_BT[b].sum() == steps  # exactly L ones: the last observation is no step
+        assert batch.done_BT[b].nonzero().flatten().tolist() == ([0] if last == 9 else [])
+        np.testing.assert_array_equal(batch.obs_BTO[b, : steps + 1], rollout["obs"][first : last + 1])
+        assert batch.time_BT[b, : steps + 1].tolist() == list(range(first, last + 1))
+
+
+def test_uniform_over_trajectories_and_over_starts():
+    "A long trajectory is drawn as often as a short one; in it every start that leaves a full window is."
+    rng = np.random.default_rng(0)
+    replay = Replay(**DISCRETE, max_length=13, capacity_trajectories=8, seed=3)
+    lengths = [1, 2, 3, 4, 5, 13, 13, 13]
+    for number in range(12):  # the first four are evicted
+        replay.add(**trajectory(lengths[number % 8], rng, number, start=0))
+    batch = replay.sample(16_000, context=4)
+    counts = np.bincount(batch.task_B, minlength=12)
+    assert counts[:4].sum() == 0
+    # Chi-square with 7 and 9 degrees of freedom: above 24.3 and 27.9 with a chance of 1 in 1000.
+    assert ((counts[4:] - 2000) ** 2 / 2000).sum() < 24.3
+    starts = np.bincount(batch.time_BT[:, 0][batch.task_B == 6], minlength=10)
+    assert len(starts) == 10
+    expected = starts.sum() / 10
+    assert ((starts - expected) ** 2 / expected).sum() < 27.9
+
+
+def test_capacity_is_exact_both_ways():
+    rng = np.random.default_rng(0)
+    by_steps = Replay(**DISCRETE, max_length=10, capacity_steps=100)
+    by_count = Replay(**DISCRETE, max_length=10, capacity_trajectories=10)
+    for number in range(10):
+        by_steps.add(**trajectory(10, rng, number))
+        by_count.add(**trajectory(10, rng, number))
+    assert (by_steps.num_steps, by_steps.num_trajectories) == (100, 10)
+    assert (by_count.num_steps, by_count.num_trajectories) == (100, 10)
+    by_steps.add(**trajectory(1, rng, 10))  # one step too many costs one trajectory
+    by_count.add(**trajectory(1, rng, 10))
+    assert (by_steps.num_steps, by_steps.num_trajectories) == (91, 10)
+    assert (by_count.num_steps, by_count.num_trajectories) == (91, 10)
+    by_steps.add(**trajectory(9, rng, 11))  # fills it up, and evicts nothing
+    assert (by_steps.num_steps, by_steps.num_trajectories) == (100, 11)
+    for number in range(250):  # the worst case: as many trajectories as steps
+        by_steps.add(**trajectory(1, rng, number))
+    assert (by_steps.num_steps, by_steps.num_trajectories) == (100, 100)
+
+
+@pytest.mark.parametrize("capacity", [{"capacity_steps": 500}, {"capacity_trajectories": 17}])
+@pytest.mark.parametrize("action", [((), np.int64), ((4,), np.float32)])
+def test_memory_is_known_before(capacity, action):
+    arguments = {"observation_dim": 7, "action_shape": action[0], "action_dtype": action[1], "max_length": 20}
+    replay = Replay(**arguments, **capacity)
+    arrays = [x for x in vars(replay).values() if isinstance(x, np.ndarray)] + list(replay._store.values())
+    distinct = {x.__array_interface__["data"][0]: x.nbytes for x in arrays}
+    assert Replay.memory_bytes(**arguments, **capacity) == replay.nbytes == sum(distinct.values())
+
+
+def test_memory_touched_stays_near_what_is_live():
+    "The arena is sized for the worst case; rows past those that the usual case needs are never written."
+    rng = np.random.default_rng(0)
+    replay = Replay(**DISCRETE, max_length=200, capacity_trajectories=100)
+    most = 0
+    for number in range(500):
+        replay.add(**trajectory(int(rng.integers(10, 40)), rng, number))
+        most = max(most, replay.num_steps + len(replay))
+    touched = int(np.flatnonzero(replay._rows["obs"].any(-1)).max()) + 1
+    assert touched < 1.5 * most < 0.25 * 100 * 201
+
+
+def test_state_dict_round_trip():
+    "Through a file that holds plain data only; the next samples and evictions are the same."
+    rng = np.random.default_rng(0)
+    make = {**DISCRETE, "max_length": 9, "capacity_trajectories": 8}
+    replay = Replay(**make, seed=5)
+    for number in range(27):
+        replay.add(**trajectory(int(rng.integers(1, 10)), rng, number))
+    replay.sample(4, 3)
+    file = io.BytesIO()
+    torch.save(replay.state_dict(), file)
+    rows = replay.num_steps + 8
+    assert file.tell() < rows * 20 + 8 * 33 + 8000  # what is live, not what is reserved
+    file.seek(0)
+    other = Replay(**make, seed=99)
+    other.add(**trajectory(3, rng))
+    state = torch.load(file, weights_only=True)
+    other.load_state_dict(state)
+    assert (other.num_steps, len(other), other.total_added) == (replay.num_steps, 8, 27)
+    for number in range(20):
+        for a, b in zip(replay.sample(5, 4), other.sample(5, 4)):
+            assert torch.equal(a, b)
+        new = trajectory(int(rng.integers(1, 10)), rng, number)
+        replay.add(**new)
+        other.add(**new)
+    # A copy, not a reference: what is added later does not reach into a state taken before.
+    again = Replay(**make)
+    again.load_state_dict(state)
+    assert again.state_dict()["task"].tolist() == list(range(19, 27))
+
+
+def test_a_state_loads_into_another_capacity():
+    rng = np.random.default_rng(0)
+    replay = Replay(**DISCRETE, max_length=9, capacity_trajectories=8)
+    for number in range(8):
+        replay.add(**trajectory(5, rng, number))
+    smaller = Replay(**DISCRETE, max_length=9, capacity_steps=16)
+    smaller.load_state_dict(replay.state_dict())
+    assert smaller.state_dict()["task"].tolist() == [5, 6, 7]
+    empty = Replay(**DISCRETE, max_length=9, capacity_trajectories=8)
+    smaller.load_state_dict(empty.state_dict())
+    assert len(smaller) == smaller.num_steps == 0
+    with pytest.raises(ValueError, match=r"obs of a trajectory of 5 steps must be \(6, 3\)"):
+        Replay(3, (), np.int64, 9, capacity_steps=9).load_state_dict(replay.state_dict())
+
+
+def test_the_seed_decides_and_a_generator_replaces_it():
+    rng = np.random.default_rng(0)
+    replays = [Replay(**DISCRETE, max_length=9, capacity_steps=90, seed=seed) for seed in (1, 1, 2)]
+    for number in range(9):
+        new = trajectory(9, rng, number)
+        for one in replays:
+            one.add(**new)
+    tasks = [one.sample(30, 4).task_B.tolist() for one in replays]
+    assert tasks[0] == tasks[1] != tasks[2]
+    drawn = [one.sample(30, 4, np.random.default_rng(7)).task_B.tolist() for one in replays]
+    assert drawn[0] == drawn[1] == drawn[2]
+
+
+def test_what_is_added_and_what_is_drawn_are_copies():
+    rng = np.random.default_rng(0)
+    replay = Replay(**DISCRETE, max_length=5, capacity_steps=5)
+    new = trajectory(5, rng)
+    kept = new["obs"].copy()
+    replay.add(**new)
+    new["obs"][:] = 7.0  # a collector writes its next rollout into the same buffer
+    replay.sample(1, 5).obs_BTO.zero_()
+    np.testing.assert_array_equal(replay.sample(1, 5).obs_BTO[0], kept)
+
+
+@pytest.mark.parametrize(
+    ("field", "place", "value", "message"),
+    [
+        ("obs", (3, 1), np.nan, r"obs of step 3 \(of 4\) is nan at index \[1\]"),
+        ("obs", (4, 0), np.inf, r"obs of step 4 \(of 4\) is inf at index \[0\]"),
+        ("reward", (2,), -np.inf, r"reward of step 2 \(of 4\) is -inf:"),
+        ("action", (0, 2), np.nan, r"action of step 0 \(of 4\) is nan at index \[2\]"),
+        ("obs", (1, 0), 1e300, r"obs of step 1 \(of 4\) is inf"),  # too large for float32
+    ],
+)
+def test_not_finite_raises_and_changes_nothing(field, place, value, message):
+    rng = np.random.default_rng(0)
+    replay = Replay(2, (3,), np.float32, max_length=4, capacity_trajectories=1)
+    replay.add(**trajectory(4, rng, number=1, action_shape=(3,)))
+    bad = trajectory(4, rng, number=2, action_shape=(3,))
+    bad[field] = bad[field].astype(np.float64)
+    bad[field][place] = value
+    with pytest.raises(ValueError, match=message):
+        replay.add(**bad)
+    assert replay.sample(1, 4).task_B.tolist() == [1] and replay.total_added == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"obs": np.zeros((4, 2))}, r"obs of a trajectory of 4 steps must be \(5, 2\) \(T\+1 observations"),
+        ({"obs": np.zeros((5, 3))}, r"must be \(5, 2\)"),
+        ({"action": np.zeros(5, int)}, r"action of a trajectory of 4 steps must be \(4,\), got \(5,\)"),
+        ({"action": np.zeros((4, 1), int)}, r"must be \(4,\), got \(4, 1\)"),
+        ({"action": np.zeros(4)}, "action must be int64, got float64"),
+        ({"reward": np.zeros((4, 1))}, r"reward must be \(T,\)"),
+        ({"reward": np.zeros(0)}, "T from 1 to max_length 4"),
+        ({"reward": np.zeros(5), "obs": np.zeros((6, 2)), "action": np.zeros(5, int)}, "cut longer rollouts"),
+    ],
+)
+def test_wrong_shapes_and_types_raise(change, message):
+    replay = Replay(**DISCRETE, max_length=4, capacity_steps=8)
+    with pytest.raises(ValueError, match=message):
+        replay.add(**{**trajectory(4, np.random.default_rng(0)), **change})
+    assert len(replay) == 0
+
+
+def test_other_mistakes_raise():
+    for capacity in ({}, {"capacity_steps": 9, "capacity_trajectories": 9}):
+        with pytest.raises(ValueError, match="exactly one of capacity_steps and capacity_trajectories"):
+            Replay(**DISCRETE, max_length=4, **capacity)
+        with pytest.raises(ValueError, match="exactly one"):
+            Replay.memory_bytes(**DISCRETE, max_length=4, **capacity)
+    with pytest.raises(ValueError, match="cannot hold one trajectory of max_length 4"):
+        Replay(**DISCRETE, max_length=4, capacity_steps=3)
+    with pytest.raises(ValueError, match="capacity_trajectories must be at least 1"):
+        Replay(**DISCRETE, max_length=4, capacity_trajectories=0)
+    with pytest.raises(ValueError, match="max_length must be at least 1"):
+        Replay(**DISCRETE, max_length=0, capacity_trajectories=1)
+    replay = Replay(**DISCRETE, max_length=4, capacity_steps=8)
+    with pytest.raises(ValueError, match="the replay is empty"):
+        replay.sample(1, 1)
+    replay.add(**trajectory(4, np.random.default_rng(0)))
+    with pytest.raises(ValueError, match="batch and context must be at least 1, got 0 and 5"):
+        replay.sample(0, 5)
+
+
+def test_faster_than_a_loop_over_steps():
+    "Against the same windows, copied a step at a time; ten times leaves room for a busy machine."
+    rng = np.random.default_rng(0)
+    replay = Replay(60, (), np.int64, 900, capacity_trajectories=20)
+    for number in range(20):
+        steps = int(rng.integers(500, 901))
+        obs = rng.standard_normal((steps + 1, 60), dtype=np.float32)
+        replay.add(obs, rng.integers(9, size=steps), np.ones(steps), True, 0, number)
+
+    def loop(batch, context):
+        slots = replay._slots()[rng.integers(len(replay), size=batch)]
+        obs, action = np.zeros((batch, context + 1, 60), np.float32), np.zeros((batch, context), int)
+        reward = np.zeros((batch, context), np.float32)
+        for b, slot in enumerate(slots):
+            row = replay._first_M[slot]
+            for t in range(min(context, replay._length_M[slot])):
+                obs[b, t] = replay._rows["obs"][row + t]
+                action[b, t] = replay._rows["action"][row + t]
+                reward[b, t] = replay._rows["reward"][row + t]
+
+    def seconds(function):
+        times = []
+        for _ in range(5):
+            begin = time.perf_counter()
+            function(24, 600)
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    assert seconds(loop) > 10 * seconds(replay.sample)
+
+
+def test_the_worked_example_runs_alone(tmp_path):
+    (tmp_path / "replay.py").write_text(open(replay_module.__file__).read())
+    done = subprocess.run(
+        [sys.executable, "replay.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "= 17700 bytes at most" in done.stdout

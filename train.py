@@ -1,0 +1,926 @@
+r"""Train one policy on many tasks at once, without task labels (AMAGO-2, arXiv 2411.11188).
+
+    python train.py --env popgym --variant ind_ind                 # all 27 tasks; laptop scale on a CPU
+    python train.py --env popgym --tasks RepeatFirstEasy,HigherLowerEasy --attempts 1 --minutes 4
+    python train.py --env gym:CartPole-v1,Acrobot-v1               # any Gymnasium ids with vector observations
+    python train.py --name my_run --resume                         # go on where a run stopped
+
+The file reads in the order in which things happen: the configuration, the agent, then `main`, collect,
+update, evaluate, save. Everything that a run did can be found again under runs/<name>/.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import importlib.metadata
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+import checkpoint
+from critics import TwoHotCritics, draw_subset, move_target, take_subset, td_target
+from crr_actor import ActorHead, Categorical, TanhGaussian, advantage, crr_loss
+from encoders import FeedForwardEncoder
+from envs import make_env, make_vector_env, task_family
+from presets import preset
+from replay import Replay
+from scores import format_table, load_bounds, mean_scores, score_rows
+from transformer import CausalTransformer
+from twohot import BinSupport, twohot_loss
+
+ROOT = Path(__file__).resolve().parent
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Train AMAGO-2. An explicit flag beats the scale, which beats the preset (presets.py)."""
+
+    # ---- what to train on
+    env: str = "popgym"  # benchmark, or gym:ID[,ID...] for any Gymnasium ids
+    tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default all
+    attempts: int = (
+        2  # plays of a task in one rollout; all but the last are free exploration | paper, section 4
+    )
+    store_executed: bool = (
+        False  # store the valid action that was executed instead of the one chosen | DEVIATION
+    )
+    variant: Literal["ind_ind"] = (
+        "ind_ind"  # actor and critic loss, scale-independent ones | paper, Eq. 3 and 4
+    )
+    # ---- the run
+    name: str | None = None  # folder under runs/; default: environment, variant and time
+    scale: Literal["auto", "paper", "laptop", "smoke"] = "auto"  # auto: paper on a GPU, laptop on a CPU
+    resume: bool = False  # continue runs/<name> from its checkpoint
+    init: str | None = None  # start from the weights of this checkpoint (fine-tuning)
+    seed: int = 0  # of everything: weights, environments, replay, exploration
+    device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
+    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU, float32 on a CPU
+    steps: int = 100_000_000  # stop after this many env steps, over all environments | paper, section 4
+    minutes: float | None = None  # or after this many minutes by the clock
+    # ---- collecting
+    num_envs: int = 24  # environments stepped together | our choice
+    asynchronous: bool = False  # step environments in worker processes (for slow simulators)
+    env_steps_per_update: float = 12.0  # env steps collected for each gradient step | authors' script
+    epsilon_start: float = 1.0  # share of random actions at the start | authors' script
+    epsilon_end: float = 0.05  # and at the end of the schedule | authors' script
+    epsilon_steps: int = 1_000_000  # length of the schedule, in steps of each environment | authors' script
+    segment_length: int = (
+        2000  # longer rollouts enter the replay in segments of about this many steps | design
+    )
+    replay_trajectories: int | None = 15_000  # replay capacity in trajectories | Table 1 (POPGym)
+    replay_steps: int | None = None  # or in env steps; exactly one of the two
+    # ---- learning
+    batch_size: int = 24  # sequences in a batch | Table 1
+    context: int = 600  # env steps the policy can look back | Table 2 (POPGym)
+    learning_rate: float = 1e-4  # AdamW | Table 1 (POPGym)
+    warmup_updates: int = 2000  # linear warm-up of the learning rate | authors' script
+    weight_decay: float = 1e-4  # AdamW | Table 1, "L2 Penalty"
+    grad_clip: float = 1.0  # norm of the whole gradient | Table 1
+    gammas: tuple[float, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999)  # the last one acts | Table 1
+    tau: float = 0.003  # target networks move this share of the way each update | Table 1
+    critic_weight: float = 10.0  # lambda: weight of the critic's loss beside the actor's | authors' code
+    reward_scale: float = 200.0  # rewards are multiplied by this before learning | authors' script
+    action_samples: int = 3  # K: samples behind the value of a state, Eq. 4 | authors' code
+    chunk: int = 256  # states per chunk of critic work; changes memory and speed, not results | our choice
+    # ---- the networks
+    encoder_hidden: int = 512  # timestep encoder, hidden width | Table 2
+    encoder_dim: int = 200  # timestep encoder, output width | Table 2
+    d_model: int = 256  # Transformer width D | Table 2
+    d_ff: int = 1024  # Transformer feed-forward width | Table 2
+    layers: int = 3  # Transformer blocks | Table 2
+    heads: int = 8  # attention heads H | Table 2
+    dropout: float = 0.05  # on embeddings and feed-forward | authors' script
+    hidden: tuple[int, ...] = (256, 256)  # actor and critic MLPs | Table 2
+    critics: int = 4  # critic ensemble C | Table 1
+    bins: int = 64  # critic output bins N | Table 2 (POPGym)
+    bin_low: float = -1e5  # limits of the bins, in scaled returns | appendix A
+    bin_high: float = 1e5
+    symlog: bool = True  # bins spaced evenly in symlog space | appendix A
+    prob_low: float = 1e-6  # discrete policies: probabilities are clipped from below | design (POPGym)
+    prob_high: float = 1.0  # and from above
+    # ---- reporting
+    log_every: int = 50  # updates between rows of metrics.jsonl
+    eval_every: float = 5.0  # minutes between evaluations
+    eval_episodes: int = 5  # rollouts of each task in an evaluation
+    final_episodes: int = 20  # rollouts of each task in the last evaluation
+    checkpoint_every: float = 5.0  # minutes between checkpoints
+
+
+# ---------------------------------------------------------------------------------------------- the agent
+
+
+class Agent(nn.Module):
+    """Everything that has weights: timestep encoder, Transformer, actor, critics, and the two targets.
+
+    The networks' sizes come from `config`; `observation_dim` O and `action_dim` A from the environment,
+    whose observation already holds the previous action, reward and flags. Source: paper, Figure 2.
+    """
+
+    def __init__(self, config: Config, observation_dim: int, action_dim: int, discrete: bool):
+        super().__init__()
+        c = config
+        self.discrete, self.action_dim = discrete, action_dim
+        self.prob_limits = (c.prob_low, c.prob_high)
+        self.encoder = FeedForwardEncoder(observation_dim, c.encoder_hidden, c.encoder_dim)
+        self.transformer = CausalTransformer(c.encoder_dim, c.d_model, c.d_ff, c.layers, c.heads, c.dropout)
+        features = action_dim if discrete else 2 * action_dim
+        self.actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
+        self.critics = TwoHotCritics(c.d_model, action_dim, c.gammas, c.critics, c.hidden, c.bins)
+        # Targets exist for the heads only: states always come from the online Transformer.
+        self.target_actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
+        self.target_critics = TwoHotCritics(c.d_model, action_dim, c.gammas, c.critics, c.hidden, c.bins)
+        self.target_actor.load_state_dict(self.actor.state_dict())
+        self.target_critics.load_state_dict(self.critics.state_dict())
+        self.target_actor.requires_grad_(False)
+        self.target_critics.requires_grad_(False)
+        self.support = BinSupport(c.bins, c.bin_low, c.bin_high, c.symlog)
+        self.register_buffer("gamma_G", torch.tensor(c.gammas), persistent=False)
+
+    def states(self, obs_BTO: Tensor, time_BT: Tensor) -> Tensor:
+        """Observations (B, T, O) at their rollouts' timesteps (B, T) -> states h (B, T, D)."""
+        return self.transformer(self.encoder(obs_BTO), time_BT)
+
+    def policy(self, features: Tensor) -> Categorical | TanhGaussian:
+        """The distribution over actions that an actor head's output (..., F) describes."""
+        return Categorical(features, *self.prob_limits) if self.discrete else TanhGaussian(features)
+
+    def action_vectors(self, action: Tensor) -> Tensor:
+        """Actions as the critics take them, (..., A): one-hot where they are discrete."""
+        return F.one_hot(action.long(), self.action_dim).float() if self.discrete else action.float()
+
+
+def losses_ind_ind(agent: Agent, config: Config, h_SD, next_SD, stored_SA, reward_S, terminated_S):
+    """Actor loss (S, G) and critic loss (C, S, G) for one chunk of states, and what to plot of them.
+
+    Both are classification losses, so neither depends on the scale of returns. Source: Eq. 3 and 4.
+    """
+    decode = agent.support.decode
+    with torch.no_grad():
+        # y = r + gamma Qbar(h', a' ~ pibar(h')), from a pair of critics drawn for each state and discount
+        next_action_SGA = agent.policy(agent.target_actor(next_SD)).sample(1)[0]
+        q_next_CSG = decode(agent.target_critics(next_SD, next_action_SGA))
+        subset_RSG = draw_subset(*q_next_CSG.shape[:1], q_next_CSG.shape[1:], device=h_SD.device)
+        q_next_SG = take_subset(q_next_CSG, subset_RSG).mean(0)
+        y_SG = td_target(reward_S, terminated_S, q_next_SG, agent.gamma_G)
+
+    stored_S1A = stored_SA.unsqueeze(1)  # one action, scored for every discount
+    logits_CSGN = agent.critics(h_SD, stored_S1A)
+    critic_loss_CSG = twohot_loss(logits_CSGN, *agent.support.encode(y_SG))
+
+    policy = agent.policy(agent.actor(h_SD))
+    with torch.no_grad():  # nothing of the actor's loss may reach a critic, or the states through one
+        q_SG = decode(logits_CSGN).mean(0)
+        sampled_KSGA = policy.sample(config.action_samples)
+        q_sampled_KSG = decode(agent.critics(h_SD, sampled_KSGA)).mean(0)
+        # A sample equal to the stored action has the stored action's value, to the last bit: two
+        # matrix multiplies of different shapes may round differently, and would break a tie at random.
+        same_KSG = (sampled_KSGA == stored_S1A).all(-1)
+        advantage_SG = advantage(q_SG, torch.where(same_KSG, q_SG, q_sampled_KSG))
+    actor_loss_SG, info = crr_loss(policy.log_prob(stored_S1A), advantage_SG)
+
+    metrics = {f"filter/{g:g}": info["filter"][:, i] for i, g in enumerate(config.gammas)}
+    metrics["filter"] = info["filter"]
+    metrics["entropy"] = policy.entropy()[:, -1].detach()
+    metrics["value"] = q_SG[:, -1] / config.reward_scale
+    return actor_loss_SG, critic_loss_CSG, metrics
+
+
+# Actor and critic loss, by the scale they depend on: the one place where variants differ.
+VARIANTS = {"ind_ind": losses_ind_ind}
+
+
+class Policy:
+    """A trained agent to play with: it keeps its own memory, one per environment.
+
+        policy = train.load("runs/my_run/best.pt")
+        obs, info = env.reset()
+        policy.reset()
+        while not done:
+            obs, reward, terminated, truncated, info = env.step(policy(obs))
+            done = terminated or truncated
+
+    `greedy` takes the mode of the last discount's policy instead of a sample. `env` (from `load`) makes the
+    environment that the agent was trained on.
+    """
+
+    def __init__(self, agent: Agent, config: Config, num_envs: int = 1, seed: int = 0, greedy: bool = False):
+        self.agent, self.config, self.greedy = agent, config, greedy
+        self.device = next(agent.parameters()).device
+        self.time_B = torch.zeros(num_envs, dtype=torch.long, device=self.device)
+        self.cache = agent.transformer.init_cache(num_envs, config.context, self.device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+
+    def reset(self, which_B=None) -> None:
+        """Forget: everything, or the environments where `which_B` (B,) is True. Call at each new rollout."""
+        if which_B is None:
+            which_B = torch.ones(len(self.time_B), dtype=torch.bool)
+        which_B = torch.as_tensor(which_B, device=self.device)
+        self.time_B[which_B] = 0
+        self.agent.transformer.reset(self.cache, which_B)
+
+    @torch.inference_mode()
+    def __call__(self, obs):
+        """Observation (O,) or (B, O) -> action: an int or (B,) where discrete, else (A,) or (B, A)."""
+        obs_BO = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device)
+        single = obs_BO.ndim == 1
+        if self.agent.training:
+            self.agent.eval()  # no dropout, no power iterations; `update` switches back
+        embedding_BE = self.agent.encoder(obs_BO.view(len(self.time_B), -1))
+        h_BD = self.agent.transformer.step(embedding_BE, self.time_B, self.cache)
+        # Of the policies for all discounts, the one for the longest horizon acts.
+        policy = self.agent.policy(self.agent.actor(h_BD)[:, -1])
+        action_BA = policy.mode() if self.greedy else policy.sample(1, generator=self.generator)[0]
+        self.time_B += 1
+        action = (action_BA.argmax(-1) if self.agent.discrete else action_BA).cpu().numpy()
+        return action[0] if single else action
+
+    def env(self, **kwargs):
+        """The environment that this policy was trained on. `kwargs` override `envs.make_env`'s arguments."""
+        return make_env(**{**env_arguments(self.config), **kwargs})
+
+
+def env_arguments(config: Config) -> dict:
+    "What of a configuration describes its environment."
+    return {
+        "env": config.env,
+        "tasks": config.tasks,
+        "attempts": config.attempts,
+        "store_executed": config.store_executed,
+    }
+
+
+# ------------------------------------------------------------------------------------------------- main
+
+
+def main(argv: list[str] | None = None) -> list[dict] | None:
+    """Train as the command line `argv` says (default: the program's own).
+
+    Returns the last evaluation's table (rows of scores.py), or None if the run was interrupted.
+    """
+    config = parse(argv)
+    run = Run(config)
+    try:
+        while not run.finished():
+            collect(run)
+            while run.updates_owed >= 1 and not run.stop_requested:
+                run.recent.append(update(run.agent, run.optimizer, run.schedule, run.sample(), config))
+                run.updates += 1
+                run.updates_owed -= 1
+                if run.updates % config.log_every == 0:
+                    run.log_training()
+            if run.due("evaluate", config.eval_every):
+                run.evaluate(config.eval_episodes)
+            if run.due("save", config.checkpoint_every):
+                run.save("checkpoint.pt")
+        return run.finish()
+    finally:
+        run.close()
+
+
+# ---------------------------------------------------------------------------------------------- collect
+
+
+def collect(run: "Run") -> None:
+    """One step in every environment; finished rollouts and long segments enter the replay."""
+    config, lanes = run.config, run.lanes
+    action_E = explore(run.policy(lanes.obs_EO), lanes.epsilon_E, run.agent, run.rng)
+    obs_EO, reward_E, terminated_E, truncated_E, info = run.envs.step(action_E)
+    done_E = terminated_E | truncated_E
+    # Where a rollout has just ended, `obs_EO` is already the first observation of the next one; the last
+    # of the old one, from which a truncated rollout bootstraps, comes in `info`. No step is spent on it.
+    last_EO = obs_EO.copy()
+    for e in np.flatnonzero(done_E):
+        last_EO[e] = info["final_obs"][e]
+    lanes.append(last_EO, reward_E)
+    for e in np.flatnonzero(done_E | lanes.full()):
+        # The stored action is the one that the next observation shows as its previous action: after
+        # exploration noise and, with --store_executed, the valid one that was carried out.
+        obs_TO, reward_T, start = lanes.segment(e)
+        shown = obs_TO[1:, run.previous_action]
+        action_T = shown.argmax(-1) if run.agent.discrete else shown
+        last_info = info["final_info"] if done_E[e] else info
+        run.replay.add(obs_TO, action_T, reward_T, bool(terminated_E[e]), start, int(last_info["task_id"][e]))
+        if done_E[e]:
+            run.count_rollout(last_info, e)
+            lanes.start(e, obs_EO[e], time=0)
+            lanes.epsilon_E[e] = run.draw_epsilon()
+        else:  # a cut in a long rollout: no end, and the clock runs on
+            lanes.start(e, obs_EO[e], time=start + len(reward_T))
+    if done_E.any():
+        run.policy.reset(done_E)
+    run.steps += config.num_envs
+    if run.ready():  # updates per env step accumulate as a fraction
+        run.updates_owed += config.num_envs / config.env_steps_per_update
+
+
+def explore(action_E, epsilon_E, agent: Agent, rng: np.random.Generator):
+    """Exploration noise: a random action with probability epsilon, or epsilon times a Gaussian, clipped."""
+    if agent.discrete:
+        random_E = rng.integers(agent.action_dim, size=len(action_E))
+        return np.where(rng.random(len(action_E)) < epsilon_E, random_E, action_E)
+    noise_EA = rng.standard_normal(action_E.shape).astype(np.float32)
+    return np.clip(action_E + epsilon_E[:, None].astype(np.float32) * noise_EA, -1.0, 1.0)
+
+
+class Lanes:
+    """The rollouts being lived, one lane an environment, until they are handed to the replay."""
+
+    def __init__(self, num_envs: int, length: int, observation_dim: int, rng: np.random.Generator):
+        self.obs_ELO = np.zeros((num_envs, length + 1, observation_dim), dtype=np.float32)
+        self.reward_EL = np.zeros((num_envs, length), dtype=np.float32)
+        self.index = np.arange(num_envs)
+        self.time_E, self.count_E = np.zeros(num_envs, dtype=int), np.zeros(num_envs, dtype=int)
+        self.cut_E, self.epsilon_E = np.full(num_envs, length), np.zeros(num_envs)
+        self.length, self.rng = length, rng
+
+    def start(self, e: int, obs_O: np.ndarray, time: int) -> None:
+        "Begin a segment in lane `e`. Lengths are staggered, so that long rollouts are not cut in step."
+        self.obs_ELO[e, 0] = obs_O
+        self.time_E[e], self.count_E[e] = time, 0
+        self.cut_E[e] = self.rng.integers(max(1, 3 * self.length // 4), self.length + 1)
+
+    def append(self, obs_EO: np.ndarray, reward_E: np.ndarray) -> None:
+        "One more step in every lane."
+        self.reward_EL[self.index, self.count_E] = reward_E
+        self.count_E += 1
+        self.obs_ELO[self.index, self.count_E] = obs_EO
+
+    @property
+    def obs_EO(self) -> np.ndarray:
+        return self.obs_ELO[self.index, self.count_E]
+
+    def full(self) -> np.ndarray:
+        return self.count_E >= self.cut_E
+
+    def segment(self, e: int) -> tuple[np.ndarray, np.ndarray, int]:
+        "Observations (T+1, O), rewards (T,) and the timestep of the first."
+        count = self.count_E[e]
+        return self.obs_ELO[e, : count + 1], self.reward_EL[e, :count], int(self.time_E[e])
+
+
+# ----------------------------------------------------------------------------------------------- update
+
+
+def update(agent: Agent, optimizer, schedule, batch, config: Config) -> dict[str, Tensor]:
+    """One gradient step on a batch of windows; returns scalars to plot. Source: paper, section 3 and Table 1."""
+    agent.train()
+    device = batch.obs_BTO.device
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    # Input statistics change here and nowhere else, from the observations of real steps.
+    mask_BT1 = F.pad(batch.mask_BT, (1, 0), value=True)
+    agent.encoder.norm.update(batch.obs_BTO, mask_BT1)
+    with autocast:
+        h_BTD = agent.states(batch.obs_BTO, batch.time_BT).float()
+
+    # From here on, states are flat: S valid (b, t) pairs, the padding left behind.
+    h_SD = h_BTD.detach()[:, :-1][batch.mask_BT]
+    next_SD = h_BTD.detach()[:, 1:][batch.mask_BT]
+    stored_SA = agent.action_vectors(batch.action_BT[batch.mask_BT])
+    reward_S = batch.reward_BT[batch.mask_BT] * config.reward_scale
+    terminated_S = batch.done_BT[batch.mask_BT]
+    grad_SD = torch.empty_like(h_SD)
+    losses, states, totals = VARIANTS[config.variant], len(h_SD), defaultdict(float)
+
+    # Plain: loss = actor_loss(h).mean() + 10 critic_loss(h).mean(); loss.backward(). The same gradients,
+    # but only `chunk` states' worth of actor and critic activations exist at a time: on a CPU that is the
+    # difference between cache and memory.
+    optimizer.zero_grad()
+    for i in range(0, states, config.chunk):
+        part = slice(i, i + config.chunk)
+        h_part_SD = h_SD[part].requires_grad_()
+        with autocast:
+            actor_loss_SG, critic_loss_CSG, metrics = losses(
+                agent, config, h_part_SD, next_SD[part], stored_SA[part], reward_S[part], terminated_S[part]
+            )
+        share = len(h_part_SD) / states
+        actor_loss, critic_loss = actor_loss_SG.mean() * share, critic_loss_CSG.mean() * share
+        (actor_loss + config.critic_weight * critic_loss).backward()
+        grad_SD[part] = h_part_SD.grad
+        metrics |= {"loss/actor": actor_loss.detach() / share, "loss/critic": critic_loss.detach() / share}
+        for name, value in metrics.items():
+            totals[name] += value.mean() * share
+
+    # One pass through Transformer and encoder, with what all chunks together ask of the states.
+    grad_BTD = torch.zeros_like(h_BTD)
+    grad_BTD[:, :-1][batch.mask_BT] = grad_SD
+    h_BTD.backward(grad_BTD)
+    parameters = [p for p in agent.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm([p.grad for p in parameters])
+    totals |= {"gradient_norm": norm, "skipped": (~torch.isfinite(norm)).float()}
+    # Clipping by a norm that is NaN would poison every weight: such an update is left out, and counted.
+    if torch.isfinite(norm):
+        nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm)
+        optimizer.step()
+        schedule.step()
+        move_target(agent.target_actor, agent.actor, config.tau)
+        move_target(agent.target_critics, agent.critics, config.tau)
+    return dict(totals)
+
+
+# --------------------------------------------------------------------------------------------- evaluate
+
+
+def evaluate(
+    agent, config: Config, episodes: int, *, tasks=None, greedy=False, seed=0, stop=lambda: False, bar=None
+) -> dict[str, list[dict]]:
+    """Play `episodes` rollouts of each task without exploration noise, in environments of their own.
+
+    Returns {task: [rollout]}, a rollout being the `info` of its last step: its counted "return", its
+    "length" in env steps and its real "attempt_returns". Samples from the policy of the last discount, or
+    takes its mode if `greedy`. `stop()` True ends it early.
+    """
+    tasks = tasks or make_env(**env_arguments(config)).tasks
+    queue = deque((task, episode) for episode in range(episodes) for task in tasks)
+    lanes = [make_env(**env_arguments(config)) for _ in range(min(64, len(queue)))]
+    policy = Policy(agent, config, num_envs=len(lanes), seed=seed, greedy=greedy)
+    obs = np.zeros((len(lanes), lanes[0].observation_space.shape[0]), dtype=np.float32)
+    rollouts, playing = {task: [] for task in tasks}, [False] * len(lanes)
+
+    def next_rollout(lane: int) -> None:
+        playing[lane] = bool(queue)
+        if queue:
+            task, episode = queue.popleft()
+            # Far from any seed that training draws; the same variants in every evaluation.
+            obs[lane], _ = lanes[lane].reset(seed=10**9 + seed * 10**6 + episode, options={"task": task})
+
+    for lane in range(len(lanes)):
+        next_rollout(lane)
+    while any(playing) and not stop():
+        action = policy(obs)
+        ended = np.zeros(len(lanes), dtype=bool)
+        for lane in np.flatnonzero(playing):
+            obs[lane], _, terminated, truncated, info = lanes[lane].step(action[lane])
+            if terminated or truncated:
+                rollouts[info["task"]].append(info)
+                ended[lane] = True
+                next_rollout(lane)
+                if bar is not None:
+                    bar.update()
+        if ended.any():
+            policy.reset(ended)
+    return rollouts
+
+
+def returns_of(rollouts: dict[str, list[dict]]) -> dict[str, list[float]]:
+    """The counted returns in what `evaluate` returns, task by task."""
+    return {task: [rollout["return"] for rollout in played] for task, played in rollouts.items()}
+
+
+# ----------------------------------------------------------------------------------- save, log, and load
+
+
+class Run:
+    """What a run holds while it lasts: its parts, its counters, and how it is logged, saved and resumed."""
+
+    def __init__(self, config: Config):
+        self.config, self.folder = config, ROOT / "runs" / config.name
+        torch.manual_seed(config.seed)
+        self.rng = np.random.default_rng(config.seed)
+        self.device = torch.device(config.device)
+        self.env = make_env(**env_arguments(config))  # never stepped: it knows tasks, layout and sizes
+        self.previous_action = self.env.layout["previous_action"]
+        observation_dim, action_dim, discrete = sizes(self.env)
+        length = min(config.segment_length, self.env.max_rollout_length or config.segment_length)
+        store = {
+            "observation_dim": observation_dim,
+            "action_shape": () if discrete else (action_dim,),
+            "action_dtype": np.int64 if discrete else np.float32,
+            "max_length": length,
+            "capacity_trajectories": config.replay_trajectories,
+            "capacity_steps": config.replay_steps,
+        }
+        check_memory(config, Replay.memory_bytes(**store), observation_dim, self.device)
+        self.agent = Agent(config, observation_dim, action_dim, discrete).to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            [p for p in self.agent.parameters() if p.requires_grad],
+            lr=config.learning_rate,
+            weight_decay=config.weight_decay,
+        )
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda update: min(1.0, (update + 1) / max(1, config.warmup_updates))
+        )
+        self.replay = Replay(**store, seed=config.seed)
+        self.steps = self.updates = self.rollouts = 0
+        self.updates_owed, self.earlier_minutes, self.best = 0.0, 0.0, -float("inf")
+        self.recent, self.returns = [], defaultdict(list)
+        self.last_returns = defaultdict(lambda: deque(maxlen=20))
+        self.stop_requested, self.last_done = False, {"evaluate": 0.0, "save": 0.0}
+        log_from = self.restore() if config.resume else 0
+        if config.init:
+            load_weights(self.agent, config)
+        self.open_folder(log_from)
+
+        self.envs = make_vector_env(
+            num_envs=config.num_envs, asynchronous=config.asynchronous, **env_arguments(config)
+        )
+        self.lanes = Lanes(config.num_envs, length, observation_dim, self.rng)
+        self.policy = Policy(self.agent, config, config.num_envs, seed=config.seed + self.steps)
+        seed = int(np.random.SeedSequence([config.seed, self.steps]).generate_state(1)[0] % 10**9)
+        for e, obs_O in enumerate(self.envs.reset(seed=seed)[0]):
+            self.lanes.start(e, obs_O, time=0)
+            self.lanes.epsilon_E[e] = self.draw_epsilon()
+        self.started = self.logged_at = time.monotonic()
+        self.logged_steps, self.logged_updates = self.steps, self.updates
+        self.bar = tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar:12}| {postfix}", dynamic_ncols=True)
+        self.previous_handlers = {
+            s: signal.signal(s, self.on_signal) for s in (signal.SIGINT, signal.SIGTERM)
+        }
+
+    # ---- the clock
+
+    @property
+    def minutes(self) -> float:
+        "Minutes of this run, those before a resume included."
+        return self.earlier_minutes + (time.monotonic() - self.started) / 60
+
+    def progress(self) -> float:
+        "Share of the run that is over, by steps or by the clock, whichever is further."
+        by_clock = self.minutes / self.config.minutes if self.config.minutes else 0.0
+        return max(self.steps / self.config.steps, by_clock)
+
+    def finished(self) -> bool:
+        self.show()
+        return self.stop_requested or self.progress() >= 1
+
+    def due(self, what: str, every_minutes: float) -> bool:
+        if self.minutes - self.last_done[what] < every_minutes:
+            return False
+        self.last_done[what] = self.minutes
+        return True
+
+    def ready(self) -> bool:
+        "Learning starts once the replay holds a batch of segments."
+        return self.replay.num_trajectories >= self.config.batch_size
+
+    def draw_epsilon(self) -> float:
+        "A rollout's exploration: its own random fraction of the schedule's present value."
+        c = self.config
+        done = min(1.0, self.steps / c.num_envs / c.epsilon_steps)
+        return float(self.rng.random() * (c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)))
+
+    def on_signal(self, number, frame) -> None:
+        "Ctrl-C or SIGTERM: stop after the present step, save, and say so; a second one stops at once."
+        if self.stop_requested:
+            raise KeyboardInterrupt
+        self.stop_requested = True
+        self.say("stopping: saving a checkpoint first (once more to stop at once)")
+
+    # ---- data and numbers
+
+    def sample(self):
+        batch = self.replay.sample(self.config.batch_size, self.config.context)
+        return type(batch)(*(tensor.to(self.device, non_blocking=True) for tensor in batch))
+
+    def count_rollout(self, info: dict, e: int) -> None:
+        "A rollout has ended in environment `e`: note its counted return under its task, for reports only."
+        task = self.env.tasks[info["task_id"][e]]
+        self.rollouts += 1
+        self.returns[task].append(float(info["return"][e]))
+        self.last_returns[task].append(float(info["return"][e]))
+
+    def say(self, text: str) -> None:
+        tqdm.write(text, file=sys.stdout)
+
+    def show(self) -> None:
+        "The bar: steps, updates, mean return by task family, time left."
+        if time.monotonic() - getattr(self, "shown_at", 0.0) < 0.5:
+            return
+        self.shown_at = time.monotonic()
+        fraction = min(1.0, self.progress())
+        spent = (time.monotonic() - self.started) / 60
+        here = fraction - getattr(self, "first_fraction", 0.0)
+        left = spent * (1 - fraction) / here if here > 0 else float("nan")
+        families = defaultdict(list)
+        for task, values in self.last_returns.items():
+            families[task_family(task)].append(np.mean(values))
+        means = " ".join(f"{name[:11]} {np.mean(v):.2f}" for name, v in sorted(families.items()))
+        self.bar.n = fraction
+        self.bar.set_postfix_str(
+            f"{self.steps:,} steps, {self.updates:,} updates, {left:.1f} min left | {means}", refresh=True
+        )
+
+    def write(self, row: dict) -> None:
+        "One row to metrics.jsonl and TensorBoard, against env steps."
+        row = {"step": self.steps, "updates": self.updates, "minutes": round(self.minutes, 3)} | row
+        self.log.write(json.dumps(row) + "\n")
+        self.log.flush()
+        for name, value in row.items():
+            self.board.add_scalar(name, value, self.steps)
+
+    def log_training(self) -> None:
+        "Means over the updates and rollouts since the last row."
+        now = time.monotonic()
+        row = {name: float(np.mean([float(m[name]) for m in self.recent])) for name in self.recent[0]}
+        row |= {f"return/{task}": float(np.mean(v)) for task, v in sorted(self.returns.items())}
+        row |= {
+            "return_mean": float(np.mean([np.mean(v) for v in self.last_returns.values()] or [np.nan])),
+            "learning_rate": self.schedule.get_last_lr()[0],
+            "epsilon": float(self.lanes.epsilon_E.mean()),
+            "replay_steps": self.replay.num_steps,
+            "rollouts": self.rollouts,
+            "steps_per_second": (self.steps - self.logged_steps) / (now - self.logged_at),
+            "updates_per_second": (self.updates - self.logged_updates) / (now - self.logged_at),
+        }
+        self.recent, self.returns = [], defaultdict(list)
+        self.logged_at, self.logged_steps, self.logged_updates = now, self.steps, self.updates
+        self.write({k: v for k, v in row.items() if not np.isnan(v)})
+
+    def evaluate(self, episodes: int) -> list[dict] | None:
+        "Play without noise, log it, and keep the best weights. None if a signal came meanwhile."
+        rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.stop_requested)
+        if self.stop_requested:
+            return None
+        rows = score_rows(returns_of(rollouts), load_bounds(self.config.env))
+        mean, score = mean_scores(rows)
+        row = {f"eval/return/{r['task']}": r["return"] for r in rows} | {"eval/return_mean": mean}
+        if score is not None:
+            row |= {f"eval/score/{r['task']}": r["score"] for r in rows} | {"eval/score_mean": score}
+        self.write(row)
+        self.say(
+            f"evaluation at {self.steps:,} steps, {self.updates:,} updates, {self.minutes:.1f} min: "
+            f"mean return {mean:.3f}" + ("" if score is None else f", score {score:.3f}")
+        )
+        if (mean if score is None else score) > self.best:
+            self.best = mean if score is None else score
+            self.save("best.pt", everything=False)
+        return rows
+
+    # ---- the folder
+
+    def open_folder(self, log_from: int) -> None:
+        "Make runs/<name>/, or on resume cut its log back to the checkpoint, so that no row is doubled."
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "metrics.jsonl"
+        if self.config.resume:
+            rows = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= log_from]
+            path.write_text("".join(row + "\n" for row in rows))
+        saved = dataclasses.asdict(self.config) | {"resume": False}
+        (self.folder / "config.json").write_text(json.dumps(saved, indent=1) + "\n")
+        (self.folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
+        self.log = path.open("a")
+        self.board = SummaryWriter(self.folder / "tensorboard", purge_step=log_from or None)
+
+    def save(self, name: str, everything: bool = True) -> None:
+        "checkpoint.pt: all that a resume needs. best.pt: weights and configuration."
+        state = {
+            "config": dataclasses.asdict(self.config),
+            "agent": self.agent.state_dict(),
+            "counters": {
+                "steps": self.steps,
+                "updates": self.updates,
+                "rollouts": self.rollouts,
+                "updates_owed": self.updates_owed,
+                "minutes": self.minutes,
+                "best": self.best,
+            },
+        }
+        if everything:
+            state |= {
+                "optimizer": self.optimizer.state_dict(),
+                "schedule": self.schedule.state_dict(),
+                "replay": self.replay.state_dict(),
+                "rng": checkpoint.rng_state(),
+            }
+        checkpoint.save(self.folder / name, state)
+
+    def restore(self) -> int:
+        "Continue from checkpoint.pt; returns the env step that it holds."
+        state = checkpoint.load(self.folder / "checkpoint.pt")
+        checkpoint.check_compatible(state["config"], dataclasses.asdict(self.config), MODEL_FIELDS)
+        self.agent.load_state_dict(state["agent"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.replay.load_state_dict(state["replay"])
+        checkpoint.set_rng_state(state["rng"])
+        counters = dict(state["counters"])
+        self.earlier_minutes = counters.pop("minutes")
+        for name, value in counters.items():
+            setattr(self, name, value)
+        self.rng = np.random.default_rng([self.config.seed, self.steps])
+        self.last_done = {"evaluate": self.earlier_minutes, "save": self.earlier_minutes}
+        print(f"resuming runs/{self.config.name} at env step {self.steps:,}, update {self.updates:,}")
+        return self.steps
+
+    def finish(self) -> list[dict] | None:
+        "The last evaluation and its table, or a saved checkpoint if the run was interrupted."
+        self.save("checkpoint.pt")
+        if self.stop_requested:
+            self.say(
+                f"saved at env step {self.steps:,}. Go on with:  python train.py --name {self.config.name} --resume"
+            )
+            return None
+        self.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
+        rows = self.evaluate(self.config.final_episodes)
+        if rows is None:
+            return None
+        table = format_table(rows)
+        (self.folder / "table.txt").write_text(table + "\n")
+        self.say(table)
+        from plot import plot_run  # here, because matplotlib is slow to import and not needed before
+
+        self.say(f"curves: {plot_run(self.folder)}")
+        return rows
+
+    def close(self) -> None:
+        self.bar.close()
+        self.log.close()
+        self.board.close()
+        self.envs.close()
+        for number, handler in self.previous_handlers.items():
+            signal.signal(number, handler)
+
+
+# Fields that decide the shapes of weights, or what they mean: a checkpoint only fits where they agree.
+MODEL_FIELDS = (
+    *("env", "tasks", "attempts", "store_executed", "variant", "gammas", "encoder_hidden", "encoder_dim"),
+    *("d_model", "d_ff", "layers", "heads", "hidden", "critics", "bins", "bin_low", "bin_high", "symlog"),
+)
+
+
+def sizes(env) -> tuple[int, int, bool]:
+    "Observation width O, action width A, and whether actions are discrete."
+    discrete = hasattr(env.action_space, "n")
+    return (
+        env.observation_space.shape[0],
+        int(env.action_space.n if discrete else env.action_space.shape[0]),
+        discrete,
+    )
+
+
+def load_weights(agent: Agent, config: Config) -> None:
+    "Weights of another run's checkpoint, --init."
+    state = checkpoint.load(config.init)
+    shapes = [f for f in MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
+    checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
+    agent.load_state_dict(state["agent"])
+
+
+def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, seed: int = 0) -> Policy:
+    """The policy in a checkpoint (best.pt, checkpoint.pt, or a run's folder), ready to be called.
+
+    `num_envs` environments are played side by side. Raises `checkpoint.CheckpointError`, one line, for a
+    missing or damaged file. Loading never runs code from the file.
+    """
+    path = Path(path)
+    state = checkpoint.load(path / "best.pt" if path.is_dir() else path)
+    saved = {k: tuple(v) if isinstance(v, list) else v for k, v in state["config"].items()}
+    config = Config(**saved)
+    agent = Agent(config, *sizes(make_env(**env_arguments(config))))
+    agent.load_state_dict(state["agent"])
+    return Policy(agent.to(device).eval(), config, num_envs, seed, greedy)
+
+
+def versions() -> dict:
+    "What else a result depends on: packages, machine, commit."
+    packages = ["torch", "numpy", "gymnasium", "popgym"]
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False)
+    return {name: importlib.metadata.version(name) for name in packages} | {
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "commit": commit.stdout.strip() or "unknown",
+    }
+
+
+def check_memory(config: Config, replay_bytes: int, observation_dim: int, device: torch.device) -> None:
+    """Print what the run will take, and refuse what does not fit, naming what to lower."""
+    c, sequences = config, config.batch_size * (config.context + 1)
+    cache = 2 * 4 * c.layers * c.d_model * c.context * max(c.num_envs, 64)  # the evaluation plays 64 at once
+    # Kept for backward, a timestep: about 12 widths and 3 feed-forward widths a block, and the encoder.
+    activations = (
+        4 * sequences * (c.layers * (12 * c.d_model + 3 * c.d_ff) + 4 * c.encoder_hidden + observation_dim)
+    )
+    # A chunk's critics: K + 2 passes, each keeping its hidden layers and its logits.
+    rows = c.critics * min(c.chunk, sequences) * len(c.gammas) * (c.action_samples + 2)
+    chunk = 4 * rows * (2 * sum(c.hidden) + 3 * c.bins)
+    learner, gigabyte = cache + activations + chunk, 1e9
+    print(
+        f"memory: replay at most {replay_bytes / gigabyte:.2f} GB, learner about {learner / gigabyte:.2f} GB"
+    )
+    free = available_memory()
+    free_on_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free - replay_bytes
+    if replay_bytes > free:
+        raise ValueError(
+            f"the replay would take {replay_bytes / gigabyte:.1f} GB and {free / gigabyte:.1f} GB are free: "
+            f"lower --replay_trajectories (now {c.replay_trajectories}), --replay_steps ({c.replay_steps}) "
+            f"or --segment_length ({c.segment_length})"
+        )
+    if learner > free_on_device:
+        raise ValueError(
+            f"a context of {c.context} needs about {learner / gigabyte:.1f} GB beside the replay and "
+            f"{max(free_on_device, 0) / gigabyte:.1f} GB are free: lower --context, --batch_size ({c.batch_size}) "
+            f"or --d_model ({c.d_model})"
+        )
+
+
+def available_memory() -> int:
+    "Bytes of memory that can still be taken, as the system (and a container's limit) tell."
+    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    if meminfo.exists():
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    if limit.exists() and limit.read_text().strip().isdigit():
+        free = min(free, int(limit.read_text()))
+    return free
+
+
+# ------------------------------------------------------------------------------------- the command line
+
+
+def parse(argv: list[str] | None = None) -> Config:
+    """The configuration that `argv` asks for: preset, then scale, then explicit flags. Checks the run's name."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    # Which preset and scale are the defaults of all other flags has to be known before they are parsed.
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flag in ("env", "scale", "name", "device"):
+        first.add_argument(f"--{flag}", default=None)
+    first.add_argument("--resume", action="store_true")
+    known, _ = first.parse_known_args(argv)
+    device = known.device or "auto"
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    if known.resume:
+        defaults = saved_config(known.name)
+    else:
+        env = known.env or Config.env
+        scale = known.scale or "auto"
+        if scale == "auto":
+            scale = "paper" if device.startswith("cuda") else "laptop"
+            reason = "a GPU is there" if scale == "paper" else "there is no GPU"
+            print(f"scale: {scale}, because {reason} (--scale paper, laptop or smoke overrides)")
+        values = preset("gym" if env.startswith("gym:") else env, scale)
+        defaults = Config(**{"env": env, **values, "scale": scale})
+    config = tyro.cli(Config, args=argv, default=defaults)
+    replacing = {"device": device, "scale": defaults.scale}
+    if config.precision == "auto":
+        replacing["precision"] = "bf16" if device.startswith("cuda") else "float32"
+    if not config.name:
+        stem = config.env.replace(":", "_").replace(",", "_")
+        replacing["name"] = f"{stem}_{config.variant}_{config.scale}_{time.strftime('%Y%m%d_%H%M%S')}"
+    config = dataclasses.replace(config, **replacing)
+    check(config)
+    return config
+
+
+def saved_config(name: str | None) -> Config:
+    "The configuration of a run to be resumed."
+    if not name:
+        raise ValueError("--resume needs the run's name: python train.py --name NAME --resume")
+    path = ROOT / "runs" / name / "config.json"
+    if not path.exists():
+        runs = sorted(p.parent.name for p in path.parent.parent.glob("*/config.json"))
+        near = difflib.get_close_matches(name, runs, n=3, cutoff=0.0)
+        raise ValueError(
+            f"no run runs/{name} to resume" + (f". Did you mean {', '.join(near)}?" if near else "")
+        )
+    saved = json.loads(path.read_text())
+    return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
+
+
+def check(config: Config) -> None:
+    "What is wrong with a configuration in itself, in one line."
+    c = config
+    if not c.resume and (ROOT / "runs" / c.name / "config.json").exists():
+        raise ValueError(f"runs/{c.name} exists: choose another --name, or add --resume to go on with it")
+    if (c.replay_steps is None) == (c.replay_trajectories is None):
+        raise ValueError("give exactly one of --replay_trajectories and --replay_steps (the other as None)")
+    if c.d_model % c.heads:
+        raise ValueError(f"--d_model {c.d_model} must be a multiple of --heads {c.heads}")
+    for field in (
+        "context",
+        "batch_size",
+        "num_envs",
+        "chunk",
+        "action_samples",
+        "eval_episodes",
+        "final_episodes",
+    ):
+        if getattr(c, field) < 1:
+            raise ValueError(f"--{field} must be at least 1, got {getattr(c, field)}")
+    if c.env_steps_per_update <= 0:
+        raise ValueError(f"--env_steps_per_update must be above 0, got {c.env_steps_per_update}")
+    if c.device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {c.device}, but no GPU is there: leave it out, or say --device cpu")
+
+
+if __name__ == "__main__":
+    try:
+        result = main()
+    except (ValueError, checkpoint.CheckpointError) as error:
+        sys.exit(f"error: {error}")
+    sys.exit(0 if result is not None else 128 + signal.SIGINT)
