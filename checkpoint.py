@@ -71,12 +71,14 @@ def save(path, state: dict) -> None:
         # Ctrl-C, too: no half-written file is left to take up the space that was missing.
         temporary.unlink(missing_ok=True)
         raise
-    # The rename is an entry in the folder, and it lasts only when that is on the disk as well.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    # The rename is an entry in the folder, and it lasts only when that is on the disk as well. Windows
+    # opens no folders, and needs no such thing.
+    if os.name == "posix":
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 def load(path) -> dict:
@@ -127,8 +129,7 @@ def rng_state() -> dict:
     return {
         "python": random.getstate(),
         # The key is an array, and arrays are not plain data to `torch.load`; a tensor is.
-        "numpy": legacy
-        | {"state": {**legacy["state"], "key": torch.from_numpy(legacy["state"]["key"].copy())}},
+        "numpy": legacy | {"state": {**legacy["state"], "key": torch.from_numpy(legacy["state"]["key"])}},
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }

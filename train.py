@@ -69,6 +69,7 @@ class Config:
     init: str | None = None  # start from the weights of this checkpoint (fine-tuning)
     seed: int = 0  # of everything: weights, environments, replay, exploration
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
+    threads: int | None = None  # CPU threads of one operation; default: as many as there are cores
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU, float32 on a CPU
     steps: int = 100_000_000  # stop after this many env steps, over all environments | paper, section 4
     minutes: float | None = None  # or after this many minutes by the clock
@@ -490,6 +491,8 @@ class Run:
     def __init__(self, config: Config):
         self.config, self.folder = config, ROOT / "runs" / config.name
         torch.manual_seed(config.seed)
+        if config.threads:
+            torch.set_num_threads(config.threads)
         self.rng = np.random.default_rng(config.seed)
         self.device = torch.device(config.device)
         self.env = make_env(**env_arguments(config))  # never stepped: it knows tasks, layout and sizes

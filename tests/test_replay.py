@@ -4,6 +4,7 @@ import io
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -228,12 +229,45 @@ def test_memory_touched_stays_near_what_is_live():
     "The arena is sized for the worst case; rows past those that the usual case needs are never written."
     rng = np.random.default_rng(0)
     replay = Replay(**DISCRETE, max_length=200, capacity_trajectories=100)
-    most = 0
+    most = moves = 0
+    move = replay._move
+
+    def counted(*arguments):
+        nonlocal moves
+        moves += 1
+        move(*arguments)
+
+    replay._move = counted
     for number in range(500):
-        replay.add(**trajectory(int(rng.integers(10, 40)), rng, number))
+        high = 15 if number < 150 else 40  # growth in the middle of a lap: the older block has to move
+        replay.add(**trajectory(int(rng.integers(10, high)), rng, number))
         most = max(most, replay.num_steps + len(replay))
     touched = int(np.flatnonzero(replay._rows["obs"].any(-1)).max()) + 1
     assert touched < 1.5 * most < 0.25 * 100 * 201
+    assert 0 < moves < 20  # a move costs as much as what is live: it must be rare
+
+
+def test_large_blocks_move_intact():
+    "A block is moved in pieces of some thousand rows, up or down, over itself."
+    rng = np.random.default_rng(0)
+    replay = Replay(1, (), np.int64, max_length=3000, capacity_trajectories=6)
+    slow, shifts, move = SlowReplay(capacity_trajectories=6), [], replay._move
+
+    def noted(low, high, shift):
+        if high - low > 2 * 4096 and abs(shift) < high - low:
+            shifts.append(shift)
+        move(low, high, shift)
+
+    replay._move = noted
+    for number in range(80):
+        new = trajectory(int(rng.integers(2000, 3001)), rng, number)
+        new["obs"] = new["obs"][:, :1]
+        slow.add(new)
+        replay.add(**new)
+        np.testing.assert_array_equal(
+            replay.state_dict()["obs"], np.concatenate([t["obs"] for t in slow.held])
+        )
+    assert min(shifts) < 0 < max(shifts)
 
 
 def test_state_dict_round_trip():
@@ -399,7 +433,7 @@ def test_faster_than_a_loop_over_steps():
 
 
 def test_the_worked_example_runs_alone(tmp_path):
-    (tmp_path / "replay.py").write_text(open(replay_module.__file__).read())
+    (tmp_path / "replay.py").write_text(Path(replay_module.__file__).read_text())
     done = subprocess.run(
         [sys.executable, "replay.py"], cwd=tmp_path, capture_output=True, text=True, check=True
     )
