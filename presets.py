@@ -96,13 +96,14 @@ LAPTOP = {
     # DEVIATION: of 27 padded actions most are invalid and replaced. The actor learns from the one that was
     # carried out, which teaches much faster.
     "store_executed": True,
-    "num_envs": 32,
+    "num_envs": 64,
     "env_steps_per_update": 256.0,
-    "epsilon_steps": 60_000,
+    "epsilon_steps": 30_000,
     "minutes": 30.0,
     # Operations this small gain little from a second thread, and lose all of it, and more, as soon as
     # another program wants that core.
     "threads": 1,
+    "chunk": 512,
 }
 
 SMOKE = LAPTOP | {
