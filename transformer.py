@@ -6,8 +6,9 @@ Why      RL keeps one network training for millions of updates on its own moving
          the per-head scale and the bounded spectral norms keep attention from collapsing meanwhile
 Paper    AMAGO-2 appendix A, "Model Architectures", and Table 2. Normformer: Shleifer et al. 2021;
          sigma-reparam: Zhai et al. 2023; positions: Vaswani et al. 2017. Leaky ReLU throughout
-Shapes   B batch, T time, D model width, H heads, I input width; L cache slots
-Notes    Windows are padded at their end, so the causal mask alone keeps padding out of real steps.
+Shapes   B batch, T time, D model width, H heads, I input width; L cache slots, E = D / H
+Notes    Windows are padded at their end, so the causal mask alone keeps padding out of real steps. What
+         stands in the padding does not matter as long as it is finite: 0 * NaN is NaN, also in attention.
          Inside the window `step` equals `forward`. Past it they differ: a cached key of the second block
          was made from a first block that saw L steps further back, so a cache of L slots carries some
          memory of layers x L steps, where a window of L steps carries none.
@@ -26,9 +27,11 @@ from torch import Tensor, nn
 class SigmaReparamLinear(nn.Module):
     """Linear layer whose weight has spectral norm |gamma|: (..., I) -> (..., D_out).
 
-    sigma is the largest singular value of the weight, tracked by one power iteration per training
-    forward, made before use. Buffers `u` and `v` are its singular vectors; they carry no gradient, and in
-    evaluation mode they stand still. Source: sigma-reparam (Zhai et al. 2023), as the authors use it.
+    Arguments: `inputs` I, `outputs` D_out, `bias`. sigma is the largest singular value of the weight,
+    tracked by one power iteration per training forward, made before use. Buffers `u` (D_out,) and `v` (I,)
+    are its singular vectors; they carry no gradient. Training mode alone decides whether they move, also
+    under `no_grad`; in evaluation mode they stand still. Source: sigma-reparam (Zhai et al. 2023), as the
+    authors use it.
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True):
@@ -37,10 +40,12 @@ class SigmaReparamLinear(nn.Module):
         nn.init.orthogonal_(self.weight)
         self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
         self.gamma = nn.Parameter(torch.ones(1))
-        # Every singular value of an orthogonal matrix is 1: any direction is a right start for v,
-        # and u follows from it.
+        # sigma has to be right before the first forward: a policy acts before anything has been trained,
+        # in evaluation mode, where u and v stand still, and a sigma from random vectors is far too small.
+        # All singular values of an orthogonal matrix are 1, so one iteration is enough: it takes u and v
+        # into the space that the weight acts on, and there every direction is a leading one.
         self.register_buffer("v", F.normalize(torch.randn(inputs), dim=0))
-        self.register_buffer("u", F.normalize(self.weight.detach() @ self.v, dim=0))
+        self.register_buffer("u", torch.zeros(outputs))
         self.power_iteration()
 
     @torch.no_grad()
@@ -57,6 +62,9 @@ class SigmaReparamLinear(nn.Module):
             if self.training:
                 self.power_iteration()
             # sigma = u . W v,  y = x W^T gamma / sigma + bias
+            # The weight is scaled, not the output: a window has far more outputs than the layer has
+            # weights. Acting computes sigma anew each step too: updates come about as often as steps do
+            # while training, so a stored product would save little and could go stale.
             sigma = torch.dot(self.u, torch.mv(self.weight, self.v))
             weight = self.weight * (self.gamma / sigma)
         return F.linear(x, weight, self.bias)
@@ -75,7 +83,11 @@ def sinusoidal_positions(time: Tensor, width: int) -> Tensor:
 
 class Block(nn.Module):
     """One Normformer block on (..., D): pre-norm, a norm after attention, a scale for each head, a norm
-    inside the feed-forward. Source: Normformer (Shleifer et al. 2021), Table 2."""
+    inside the feed-forward.
+
+    Arguments: `d_model` D, a multiple of `heads` H; `d_ff`; `dropout` on the feed-forward. `forward` and
+    `step` share all but the attention itself. Source: Normformer (Shleifer et al. 2021); Table 2.
+    """
 
     def __init__(self, d_model: int, d_ff: int, heads: int, dropout: float):
         super().__init__()
@@ -89,43 +101,47 @@ class Block(nn.Module):
         self.head_scale = nn.Parameter(torch.ones(heads, 1))
 
     def queries_keys_values(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        "(..., D) -> three of (..., H, D/H)."
+        "(..., D) -> three of (..., H, E)."
+        # One matrix for all three: its rows are ordered (query / key / value, head, feature of the head).
         return self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).unbind(-3)
 
     def after_attention(self, x: Tensor, attended: Tensor) -> Tensor:
-        "Residual stream (..., D) and heads' outputs (..., H, D/H) -> residual stream (..., D)."
+        "Residual stream (..., D) and heads' outputs (..., H, E) -> residual stream (..., D)."
+        # Normformer's additions keep the size of gradients alike across depth: a learned scale for each
+        # head, a norm on what attention adds (norm2), and a norm inside the feed-forward (norm4).
         x = x + self.norm2(self.out((attended * self.head_scale).flatten(-2)))
         inner = self.norm4(F.leaky_relu(self.ff1(self.norm3(x))))
         inner = self.ff2(F.dropout(inner, self.dropout, self.training))
         return x + F.dropout(inner, self.dropout, self.training)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Every step attends to itself and to what came before it."""
-        q, k, v = (part.transpose(1, 2) for part in self.queries_keys_values(x_BTD))  # (B, H, T, D/H)
+        """Windows (B, T, D) -> (B, T, D). Every step attends to itself and to what came before it."""
+        q, k, v = (part.transpose(1, 2) for part in self.queries_keys_values(x_BTD))  # (B, H, T, E)
+        # Eq. 1 of Vaswani et al.:  softmax(Q K^T / sqrt(E)) V, each query over the keys up to its own
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.after_attention(x_BTD, attended.transpose(1, 2))
 
     def step(
-        self, x_BD: Tensor, key_BHLE: Tensor, value_BHLE: Tensor, slot_B: Tensor, seen_B11L: Tensor
+        self, x_BD: Tensor, key_BHLE: Tensor, value_BHLE: Tensor, slot: tuple, seen_B11L: Tensor
     ) -> Tensor:
-        """One new step a sequence: writes its key and value into `slot_B`, attends to the slots `seen_B11L`."""
-        q, k, v = self.queries_keys_values(x_BD)
-        row = torch.arange(len(x_BD), device=x_BD.device)
-        key_BHLE[row, :, slot_B] = k
-        value_BHLE[row, :, slot_B] = v
+        """One new step of each sequence, (B, D) -> (B, D): writes its key and value to the cache, in place
+        at `slot`, and attends to the first slots, where `seen_B11L` is True."""
+        # The cache's type rules: under autocast, projections may come in another one than it was made in.
+        q, k, v = (part.to(key_BHLE.dtype) for part in self.queries_keys_values(x_BD))
+        key_BHLE[slot], value_BHLE[slot] = k, v
         length = seen_B11L.shape[-1]
         # `is_causal` would let this single query see the first key alone: the mask says what is there.
-        attended = F.scaled_dot_product_attention(
+        attended_BH1E = F.scaled_dot_product_attention(
             q.unsqueeze(2), key_BHLE[:, :, :length], value_BHLE[:, :, :length], attn_mask=seen_B11L
         )
-        return self.after_attention(x_BD, attended.squeeze(2))
+        return self.after_attention(x_BD, attended_BH1E.squeeze(2).to(x_BD.dtype))
 
 
 @dataclass
 class Cache:
-    """Keys and values of the last L steps of B sequences, (layers, B, H, L, D/H), slots in a ring.
+    """Keys and values of the last L steps of B sequences, (layers, B, H, L, E) each, slots in a ring.
 
-    `count_B` is how many steps each sequence has written since its reset.
+    `count_B` is how many steps each sequence has written since its reset: sequences keep their own time.
     """
 
     key: Tensor
@@ -136,62 +152,87 @@ class Cache:
 class CausalTransformer(nn.Module):
     """Inputs (B, T, I) at timesteps (B, T) -> states (B, T, D), each a function of its own past only.
 
-    Arguments: `inputs` I, `d_model` D, `d_ff`, `layers`, `heads` H, `dropout` on embeddings and feed-forward.
-    Raises ValueError if D is odd or not a multiple of H. Source: paper, Table 2 and appendix A.
+    Arguments: `input_dim` I, `d_model` D, `d_ff` width inside a block, `layers`, `heads` H, `dropout` on
+    embeddings and feed-forward. Raises ValueError if D is odd or not a multiple of H. Source: paper,
+    appendix A and Table 2; dropout 0.05 in the authors' scripts.
     """
 
-    def __init__(self, inputs: int, d_model: int, d_ff: int, layers: int, heads: int, dropout: float = 0.0):
+    def __init__(
+        self, input_dim: int, d_model: int, d_ff: int, layers: int, heads: int, dropout: float = 0.0
+    ):
         super().__init__()
+        # Even, because positions come as pairs of a sine and a cosine.
         if d_model % heads or d_model % 2:
             raise ValueError(
-                f"d_model must be even and a multiple of heads, got d_model={d_model}, heads={heads}"
+                f"d_model must be even and a multiple of heads, got d_model={d_model} and heads={heads}: "
+                f"try d_model={2 * heads * max(1, round(d_model / (2 * heads)))}"
             )
-        self.d_model, self.heads, self.dropout = d_model, heads, dropout
-        self.inp = nn.Linear(inputs, d_model)
+        self.input_dim, self.d_model, self.heads, self.dropout = input_dim, d_model, heads, dropout
+        self.inp = nn.Linear(input_dim, d_model)
         self.blocks = nn.ModuleList(Block(d_model, d_ff, heads, dropout) for _ in range(layers))
         self.norm = nn.LayerNorm(d_model)
 
     def embed(self, x: Tensor, time: Tensor) -> Tensor:
         "Inputs (..., I) at timesteps (...) -> (..., D)."
+        if x.shape != (*time.shape, self.input_dim):
+            raise ValueError(
+                f"inputs {tuple(x.shape)} and timesteps {tuple(time.shape)} do not fit: expected "
+                f"{(*time.shape, self.input_dim)}, one timestep for each input of width {self.input_dim}"
+            )
         x = self.inp(x) + sinusoidal_positions(time, self.d_model)
         return F.dropout(x, self.dropout, self.training)
 
     def forward(self, x_BTI: Tensor, time_BT: Tensor) -> Tensor:
-        """Whole windows at once, (B, T, I) and (B, T) -> (B, T, D). `time` counts from the rollout's start."""
+        """Whole windows at once, (B, T, I) and (B, T) -> states (B, T, D).
+
+        `time_BT` counts env steps from the rollout's start, so a window from its middle has the positions
+        that its steps had when they were lived. Raises ValueError for shapes that do not fit.
+        """
         x_BTD = self.embed(x_BTI, time_BT)
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.norm(x_BTD)
 
     def init_cache(self, batch: int, context: int, device=None, dtype=torch.float32) -> Cache:
-        """An empty cache of `context` slots for each of `batch` sequences."""
+        """An empty cache of `context` slots for each of `batch` sequences. Raises ValueError below 1 slot."""
+        if context < 1:
+            raise ValueError(
+                f"a cache needs room for the newest step: context must be 1 or more, got {context}"
+            )
         shape = (len(self.blocks), batch, self.heads, context, self.d_model // self.heads)
-        zeros = torch.zeros(2, *shape, device=device, dtype=dtype)
-        return Cache(zeros[0], zeros[1], torch.zeros(batch, dtype=torch.long, device=device))
+        # Zeros, not whatever lies in memory: a masked NaN would still be multiplied by its weight of 0.
+        key, value = torch.zeros(2, *shape, device=device, dtype=dtype)
+        return Cache(key, value, torch.zeros(batch, dtype=torch.long, device=device))
 
     def reset(self, cache: Cache, which_B: Tensor) -> None:
-        """Forget the sequences where `which_B` (B,) is True; the others keep their memory."""
-        cache.count_B[which_B] = 0
+        """Forget the sequences where the booleans `which_B` (B,) are True; the others keep their memory."""
+        # The count alone says which slots are real: what they held is masked, then written over.
+        cache.count_B.masked_fill_(which_B, 0)
 
     @torch.no_grad()
     def step(self, x_BI: Tensor, time_B: Tensor, cache: Cache) -> Tensor:
-        """One step of each sequence, (B, I) at its own timestep (B,) -> (B, D); updates `cache`.
+        """One step of each sequence, (B, I) at its own timestep (B,) -> states (B, D); updates `cache`.
 
-        Meant for evaluation mode: in training mode each call would make a power iteration.
+        Meant for evaluation mode: in training mode each call would make a power iteration. Raises
+        ValueError for shapes that do not fit.
         """
-        context = cache.key.shape[3]
+        batch, context = cache.key.shape[1], cache.key.shape[3]
+        if len(x_BI) != batch:
+            raise ValueError(
+                f"a cache for {batch} sequences got one step of {len(x_BI)}: call init_cache anew"
+            )
+        x_BD = self.embed(x_BI, time_B)
         # The ring: step n lies in slot n mod L, over what was seen L steps ago. Keys carry their position
         # in their embedding, so the order of slots does not matter.
-        slot_B = cache.count_B % context
+        slot = (torch.arange(batch, device=x_BI.device), slice(None), cache.count_B % context)
         cache.count_B += 1
         filled_B = cache.count_B.clamp(max=context)
-        # Slots that no sequence has written yet are left out altogether; the newest always counts, so no
-        # row is ever fully masked.
+        # Slots that no sequence has written yet are left out altogether: early in a rollout that is nearly
+        # all of them. The newest step always counts, so no row is ever fully masked.
         length = int(filled_B.max())
         seen_B11L = (torch.arange(length, device=x_BI.device) < filled_B[:, None])[:, None, None]
-        x_BD = self.embed(x_BI, time_B)
-        for block, key, value in zip(self.blocks, cache.key, cache.value):
-            x_BD = block.step(x_BD, key, value, slot_B, seen_B11L)
+        for block, key_BHLE, value_BHLE in zip(self.blocks, cache.key, cache.value):
+            x_BD = block.step(x_BD, key_BHLE, value_BHLE, slot, seen_B11L)
         return self.norm(x_BD)
 
 
@@ -219,12 +260,19 @@ if __name__ == "__main__":
         effective = layer.weight * layer.gamma / torch.dot(layer.u, layer.weight @ layer.v)
     print(f"weights x 50: spectral norm {torch.linalg.matrix_norm(effective, 2):.4f} (gamma = 1)")
 
-    block = (
-        3 * D * D + 1 + (D * D + D + 1) + (D * FF + FF + 1) + (FF * D + D + 1) + 3 * 2 * D + 2 * FF + HEADS
-    )
+    def count(module):
+        return sum(parameter.numel() for parameter in module.parameters())
+
+    # Each sigma-reparametrised layer has one gamma more than a plain one.
+    attention = (3 * D * D + 1) + (D * D + D + 1) + HEADS
+    feed_forward = (D * FF + FF + 1) + (FF * D + D + 1)
+    norms = 3 * 2 * D + 2 * FF
+    block = attention + feed_forward + norms
     print(
-        f"parameters: input {I * D + D}, a block {block} (counted: {sum(p.numel() for p in model.blocks[0].parameters())})"
+        f"a block: attention {attention} + feed-forward {feed_forward} + norms {norms} = {block} parameters"
     )
+    print(f"counted: {count(model.blocks[0])}")
     print(
-        f"final norm {2 * D}, in all {sum(p.numel() for p in model.parameters())} = {I * D + D} + {LAYERS} x {block} + {2 * D}"
+        f"in all: input {I * D + D} + {LAYERS} x {block} + norm {2 * D} = {I * D + D + LAYERS * block + 2 * D}"
     )
+    print(f"counted: {count(model)}")
