@@ -19,9 +19,10 @@ import tyro
 from tqdm import tqdm
 
 import checkpoint
+from agent import env_arguments
 from envs import make_env
 from scores import format_table, load_bounds, score_rows
-from train import env_arguments, evaluate, load, returns_of
+from train import evaluate, load, returns_of
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,8 @@ update, evaluate, save. Everything that a run did can be found again under runs/
 import argparse
 import dataclasses
 import difflib
-import importlib.metadata
 import json
-import os
-import platform
 import signal
-import subprocess
 import sys
 import time
 from collections import defaultdict, deque
@@ -29,19 +25,15 @@ import torch
 import torch.nn.functional as F
 import tyro
 from torch import Tensor, nn
-from torch.utils.tensorboard import SummaryWriter
-from tqdm import tqdm
 
 import checkpoint
-from critics import TwoHotCritics, draw_subset, move_target, take_subset, td_target
-from crr_actor import ActorHead, Categorical, TanhGaussian, advantage, crr_loss
-from encoders import FeedForwardEncoder
+from agent import VARIANTS, Agent, Policy, env_arguments
+from critics import move_target
 from envs import make_env, make_vector_env, task_family
+from logbook import Logbook, available_memory, describe_versions
 from presets import preset
 from replay import Replay
 from scores import format_table, load_bounds, mean_scores, score_rows
-from transformer import CausalTransformer
-from twohot import BinSupport, twohot_loss
 
 ROOT = Path(__file__).resolve().parent
 
@@ -122,149 +114,6 @@ class Config:
     checkpoint_every: float = 5.0  # minutes between checkpoints
 
 
-# ---------------------------------------------------------------------------------------------- the agent
-
-
-class Agent(nn.Module):
-    """Everything that has weights: timestep encoder, Transformer, actor, critics, and the two targets.
-
-    The networks' sizes come from `config`; `observation_dim` O and `action_dim` A from the environment,
-    whose observation already holds the previous action, reward and flags. Source: paper, Figure 2.
-    """
-
-    def __init__(self, config: Config, observation_dim: int, action_dim: int, discrete: bool):
-        super().__init__()
-        c = config
-        self.discrete, self.action_dim = discrete, action_dim
-        self.prob_limits = (c.prob_low, c.prob_high)
-        self.encoder = FeedForwardEncoder(observation_dim, c.encoder_hidden, c.encoder_dim)
-        self.transformer = CausalTransformer(c.encoder_dim, c.d_model, c.d_ff, c.layers, c.heads, c.dropout)
-        features = action_dim if discrete else 2 * action_dim
-        self.actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
-        self.critics = TwoHotCritics(c.d_model, action_dim, c.gammas, c.critics, c.hidden, c.bins)
-        # Targets exist for the heads only: states always come from the online Transformer.
-        self.target_actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
-        self.target_critics = TwoHotCritics(c.d_model, action_dim, c.gammas, c.critics, c.hidden, c.bins)
-        self.target_actor.load_state_dict(self.actor.state_dict())
-        self.target_critics.load_state_dict(self.critics.state_dict())
-        self.target_actor.requires_grad_(False)
-        self.target_critics.requires_grad_(False)
-        self.support = BinSupport(c.bins, c.bin_low, c.bin_high, c.symlog)
-        self.register_buffer("gamma_G", torch.tensor(c.gammas), persistent=False)
-
-    def states(self, obs_BTO: Tensor, time_BT: Tensor) -> Tensor:
-        """Observations (B, T, O) at their rollouts' timesteps (B, T) -> states h (B, T, D)."""
-        return self.transformer(self.encoder(obs_BTO), time_BT)
-
-    def policy(self, features: Tensor) -> Categorical | TanhGaussian:
-        """The distribution over actions that an actor head's output (..., F) describes."""
-        return Categorical(features, *self.prob_limits) if self.discrete else TanhGaussian(features)
-
-    def action_vectors(self, action: Tensor) -> Tensor:
-        """Actions as the critics take them, (..., A): one-hot where they are discrete."""
-        return F.one_hot(action.long(), self.action_dim).float() if self.discrete else action.float()
-
-
-def losses_ind_ind(agent: Agent, config: Config, h_SD, next_SD, stored_SA, reward_S, terminated_S):
-    """Actor loss (S, G) and critic loss (C, S, G) for one chunk of states, and what to plot of them.
-
-    Both are classification losses, so neither depends on the scale of returns. Source: Eq. 3 and 4.
-    """
-    decode = agent.support.decode
-    with torch.no_grad():
-        # y = r + gamma Qbar(h', a' ~ pibar(h')), from a pair of critics drawn for each state and discount
-        next_action_SGA = agent.policy(agent.target_actor(next_SD)).sample(1)[0]
-        q_next_CSG = decode(agent.target_critics(next_SD, next_action_SGA))
-        subset_RSG = draw_subset(*q_next_CSG.shape[:1], q_next_CSG.shape[1:], device=h_SD.device)
-        q_next_SG = take_subset(q_next_CSG, subset_RSG).mean(0)
-        y_SG = td_target(reward_S, terminated_S, q_next_SG, agent.gamma_G)
-
-    stored_S1A = stored_SA.unsqueeze(1)  # one action, scored for every discount
-    logits_CSGN = agent.critics(h_SD, stored_S1A)
-    critic_loss_CSG = twohot_loss(logits_CSGN, *agent.support.encode(y_SG))
-
-    policy = agent.policy(agent.actor(h_SD))
-    with torch.no_grad():  # nothing of the actor's loss may reach a critic, or the states through one
-        q_SG = decode(logits_CSGN).mean(0)
-        sampled_KSGA = policy.sample(config.action_samples)
-        q_sampled_KSG = decode(agent.critics(h_SD, sampled_KSGA)).mean(0)
-        # A sample equal to the stored action has the stored action's value, to the last bit: two
-        # matrix multiplies of different shapes may round differently, and would break a tie at random.
-        same_KSG = (sampled_KSGA == stored_S1A).all(-1)
-        advantage_SG = advantage(q_SG, torch.where(same_KSG, q_SG, q_sampled_KSG))
-    actor_loss_SG, info = crr_loss(policy.log_prob(stored_S1A), advantage_SG)
-
-    metrics = {f"filter/{g:g}": info["filter"][:, i] for i, g in enumerate(config.gammas)}
-    metrics["filter"] = info["filter"]
-    metrics["entropy"] = policy.entropy()[:, -1].detach()
-    metrics["value"] = q_SG[:, -1] / config.reward_scale
-    return actor_loss_SG, critic_loss_CSG, metrics
-
-
-# Actor and critic loss, by the scale they depend on: the one place where variants differ.
-VARIANTS = {"ind_ind": losses_ind_ind}
-
-
-class Policy:
-    """A trained agent to play with: it keeps its own memory, one per environment.
-
-        policy = train.load("runs/my_run/best.pt")
-        obs, info = env.reset()
-        policy.reset()
-        while not done:
-            obs, reward, terminated, truncated, info = env.step(policy(obs))
-            done = terminated or truncated
-
-    `greedy` takes the mode of the last discount's policy instead of a sample. `env` (from `load`) makes the
-    environment that the agent was trained on.
-    """
-
-    def __init__(self, agent: Agent, config: Config, num_envs: int = 1, seed: int = 0, greedy: bool = False):
-        self.agent, self.config, self.greedy = agent, config, greedy
-        self.device = next(agent.parameters()).device
-        self.time_B = torch.zeros(num_envs, dtype=torch.long, device=self.device)
-        self.cache = agent.transformer.init_cache(num_envs, config.context, self.device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-
-    def reset(self, which_B=None) -> None:
-        """Forget: everything, or the environments where `which_B` (B,) is True. Call at each new rollout."""
-        if which_B is None:
-            which_B = torch.ones(len(self.time_B), dtype=torch.bool)
-        which_B = torch.as_tensor(which_B, device=self.device)
-        self.time_B[which_B] = 0
-        self.agent.transformer.reset(self.cache, which_B)
-
-    @torch.inference_mode()
-    def __call__(self, obs):
-        """Observation (O,) or (B, O) -> action: an int or (B,) where discrete, else (A,) or (B, A)."""
-        obs_BO = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device)
-        single = obs_BO.ndim == 1
-        if self.agent.training:
-            self.agent.eval()  # no dropout, no power iterations; `update` switches back
-        embedding_BE = self.agent.encoder(obs_BO.view(len(self.time_B), -1))
-        h_BD = self.agent.transformer.step(embedding_BE, self.time_B, self.cache)
-        # Of the policies for all discounts, the one for the longest horizon acts.
-        policy = self.agent.policy(self.agent.actor(h_BD)[:, -1])
-        action_BA = policy.mode() if self.greedy else policy.sample(1, generator=self.generator)[0]
-        self.time_B += 1
-        action = (action_BA.argmax(-1) if self.agent.discrete else action_BA).cpu().numpy()
-        return action[0] if single else action
-
-    def env(self, **kwargs):
-        """The environment that this policy was trained on. `kwargs` override `envs.make_env`'s arguments."""
-        return make_env(**{**env_arguments(self.config), **kwargs})
-
-
-def env_arguments(config: Config) -> dict:
-    "What of a configuration describes its environment."
-    return {
-        "env": config.env,
-        "tasks": config.tasks,
-        "attempts": config.attempts,
-        "store_executed": config.store_executed,
-    }
-
-
 # ------------------------------------------------------------------------------------------------- main
 
 
@@ -278,15 +127,15 @@ def main(argv: list[str] | None = None) -> list[dict] | None:
     try:
         while not run.finished():
             collect(run)
-            while run.updates_owed >= 1 and not run.stop_requested:
+            while run.updates_owed >= 1 and not run.log.stop_requested:
                 run.recent.append(update(run.agent, run.optimizer, run.schedule, run.sample(), config))
                 run.updates += 1
                 run.updates_owed -= 1
                 if run.updates % config.log_every == 0:
                     run.log_training()
-            if run.due("evaluate", config.eval_every):
+            if run.log.due("evaluate", config.eval_every):
                 run.evaluate(config.eval_episodes)
-            if run.due("save", config.checkpoint_every):
+            if run.log.due("save", config.checkpoint_every):
                 run.save("checkpoint.pt")
         return run.finish()
     finally:
@@ -519,14 +368,15 @@ class Run:
         )
         self.replay = Replay(**store, seed=config.seed)
         self.steps = self.updates = self.rollouts = 0
-        self.updates_owed, self.earlier_minutes, self.best = 0.0, 0.0, -float("inf")
+        self.updates_owed, self.best = 0.0, -float("inf")
         self.recent, self.returns = [], defaultdict(list)
         self.last_returns = defaultdict(lambda: deque(maxlen=20))
-        self.stop_requested, self.last_done = False, {"evaluate": 0.0, "save": 0.0}
-        log_from = self.restore() if config.resume else 0
+        resumed = self.restore() if config.resume else {}
         if config.init:
             load_weights(self.agent, config)
-        self.open_folder(log_from)
+        saved = dataclasses.asdict(config) | {"resume": False}
+        versions = describe_versions(("torch", "numpy", "gymnasium", "popgym"), ROOT)
+        self.log = Logbook(self.folder, saved, versions, config.steps, config.minutes, **resumed)
 
         self.envs = make_vector_env(
             num_envs=config.num_envs, asynchronous=config.asynchronous, **env_arguments(config)
@@ -537,34 +387,16 @@ class Run:
         for e, obs_O in enumerate(self.envs.reset(seed=seed)[0]):
             self.lanes.start(e, obs_O, time=0)
             self.lanes.epsilon_E[e] = self.draw_epsilon()
-        self.started = self.logged_at = time.monotonic()
-        self.logged_steps, self.logged_updates = self.steps, self.updates
-        self.bar = tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar:12}| {postfix}", dynamic_ncols=True)
-        self.previous_handlers = {
-            s: signal.signal(s, self.on_signal) for s in (signal.SIGINT, signal.SIGTERM)
-        }
-
-    # ---- the clock
-
-    @property
-    def minutes(self) -> float:
-        "Minutes of this run, those before a resume included."
-        return self.earlier_minutes + (time.monotonic() - self.started) / 60
-
-    def progress(self) -> float:
-        "Share of the run that is over, by steps or by the clock, whichever is further."
-        by_clock = self.minutes / self.config.minutes if self.config.minutes else 0.0
-        return max(self.steps / self.config.steps, by_clock)
+        self.logged = (time.monotonic(), self.steps, self.updates)
 
     def finished(self) -> bool:
-        self.show()
-        return self.stop_requested or self.progress() >= 1
-
-    def due(self, what: str, every_minutes: float) -> bool:
-        if self.minutes - self.last_done[what] < every_minutes:
-            return False
-        self.last_done[what] = self.minutes
-        return True
+        "Whether to stop; shows the bar on the way."
+        families = defaultdict(list)
+        for task, values in self.last_returns.items():
+            families[task_family(task)].append(np.mean(values))
+        means = " ".join(f"{name[:11]} {np.mean(v):.2f}" for name, v in sorted(families.items()))
+        self.log.show(self.steps, f"{self.steps:,} steps, {self.updates:,} updates | {means}")
+        return self.log.stop_requested or self.log.progress(self.steps) >= 1
 
     def ready(self) -> bool:
         "Learning starts once the replay holds a batch of segments."
@@ -575,15 +407,6 @@ class Run:
         c = self.config
         done = min(1.0, self.steps / c.num_envs / c.epsilon_steps)
         return float(self.rng.random() * (c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)))
-
-    def on_signal(self, number, frame) -> None:
-        "Ctrl-C or SIGTERM: stop after the present step, save, and say so; a second one stops at once."
-        if self.stop_requested:
-            raise KeyboardInterrupt
-        self.stop_requested = True
-        self.say("stopping: saving a checkpoint first (once more to stop at once)")
-
-    # ---- data and numbers
 
     def sample(self):
         batch = self.replay.sample(self.config.batch_size, self.config.context)
@@ -596,38 +419,10 @@ class Run:
         self.returns[task].append(float(info["return"][e]))
         self.last_returns[task].append(float(info["return"][e]))
 
-    def say(self, text: str) -> None:
-        tqdm.write(text, file=sys.stdout)
-
-    def show(self) -> None:
-        "The bar: steps, updates, mean return by task family, time left."
-        if time.monotonic() - getattr(self, "shown_at", 0.0) < 0.5:
-            return
-        self.shown_at = time.monotonic()
-        fraction = min(1.0, self.progress())
-        spent = (time.monotonic() - self.started) / 60
-        here = fraction - getattr(self, "first_fraction", 0.0)
-        left = spent * (1 - fraction) / here if here > 0 else float("nan")
-        families = defaultdict(list)
-        for task, values in self.last_returns.items():
-            families[task_family(task)].append(np.mean(values))
-        means = " ".join(f"{name[:11]} {np.mean(v):.2f}" for name, v in sorted(families.items()))
-        self.bar.n = fraction
-        self.bar.set_postfix_str(
-            f"{self.steps:,} steps, {self.updates:,} updates, {left:.1f} min left | {means}", refresh=True
-        )
-
-    def write(self, row: dict) -> None:
-        "One row to metrics.jsonl and TensorBoard, against env steps."
-        row = {"step": self.steps, "updates": self.updates, "minutes": round(self.minutes, 3)} | row
-        self.log.write(json.dumps(row) + "\n")
-        self.log.flush()
-        for name, value in row.items():
-            self.board.add_scalar(name, value, self.steps)
-
     def log_training(self) -> None:
         "Means over the updates and rollouts since the last row."
-        now = time.monotonic()
+        then, steps, updates = self.logged
+        self.logged = now, _, _ = time.monotonic(), self.steps, self.updates
         row = {name: float(np.mean([float(m[name]) for m in self.recent])) for name in self.recent[0]}
         row |= {f"return/{task}": float(np.mean(v)) for task, v in sorted(self.returns.items())}
         row |= {
@@ -636,47 +431,31 @@ class Run:
             "epsilon": float(self.lanes.epsilon_E.mean()),
             "replay_steps": self.replay.num_steps,
             "rollouts": self.rollouts,
-            "steps_per_second": (self.steps - self.logged_steps) / (now - self.logged_at),
-            "updates_per_second": (self.updates - self.logged_updates) / (now - self.logged_at),
+            "steps_per_second": (self.steps - steps) / (now - then),
+            "updates_per_second": (self.updates - updates) / (now - then),
         }
         self.recent, self.returns = [], defaultdict(list)
-        self.logged_at, self.logged_steps, self.logged_updates = now, self.steps, self.updates
-        self.write({k: v for k, v in row.items() if not np.isnan(v)})
+        self.log.write(self.steps, self.updates, {k: v for k, v in row.items() if not np.isnan(v)})
 
     def evaluate(self, episodes: int) -> list[dict] | None:
         "Play without noise, log it, and keep the best weights. None if a signal came meanwhile."
-        rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.stop_requested)
-        if self.stop_requested:
+        rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.log.stop_requested)
+        if self.log.stop_requested:
             return None
         rows = score_rows(returns_of(rollouts), load_bounds(self.config.env))
         mean, score = mean_scores(rows)
         row = {f"eval/return/{r['task']}": r["return"] for r in rows} | {"eval/return_mean": mean}
         if score is not None:
             row |= {f"eval/score/{r['task']}": r["score"] for r in rows} | {"eval/score_mean": score}
-        self.write(row)
-        self.say(
-            f"evaluation at {self.steps:,} steps, {self.updates:,} updates, {self.minutes:.1f} min: "
+        self.log.write(self.steps, self.updates, row)
+        self.log.say(
+            f"evaluation at {self.steps:,} steps, {self.updates:,} updates, {self.log.minutes:.1f} min: "
             f"mean return {mean:.3f}" + ("" if score is None else f", score {score:.3f}")
         )
         if (mean if score is None else score) > self.best:
             self.best = mean if score is None else score
             self.save("best.pt", everything=False)
         return rows
-
-    # ---- the folder
-
-    def open_folder(self, log_from: int) -> None:
-        "Make runs/<name>/, or on resume cut its log back to the checkpoint, so that no row is doubled."
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "metrics.jsonl"
-        if self.config.resume:
-            rows = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= log_from]
-            path.write_text("".join(row + "\n" for row in rows))
-        saved = dataclasses.asdict(self.config) | {"resume": False}
-        (self.folder / "config.json").write_text(json.dumps(saved, indent=1) + "\n")
-        (self.folder / "versions.json").write_text(json.dumps(versions(), indent=1) + "\n")
-        self.log = path.open("a")
-        self.board = SummaryWriter(self.folder / "tensorboard", purge_step=log_from or None)
 
     def save(self, name: str, everything: bool = True) -> None:
         "checkpoint.pt: all that a resume needs. best.pt: weights and configuration."
@@ -688,7 +467,7 @@ class Run:
                 "updates": self.updates,
                 "rollouts": self.rollouts,
                 "updates_owed": self.updates_owed,
-                "minutes": self.minutes,
+                "minutes": self.log.minutes,
                 "best": self.best,
             },
         }
@@ -701,8 +480,8 @@ class Run:
             }
         checkpoint.save(self.folder / name, state)
 
-    def restore(self) -> int:
-        "Continue from checkpoint.pt; returns the env step that it holds."
+    def restore(self) -> dict:
+        "Continue from checkpoint.pt; returns what the log needs to know of it."
         state = checkpoint.load(self.folder / "checkpoint.pt")
         checkpoint.check_compatible(state["config"], dataclasses.asdict(self.config), MODEL_FIELDS)
         self.agent.load_state_dict(state["agent"])
@@ -711,41 +490,36 @@ class Run:
         self.replay.load_state_dict(state["replay"])
         checkpoint.set_rng_state(state["rng"])
         counters = dict(state["counters"])
-        self.earlier_minutes = counters.pop("minutes")
+        minutes = counters.pop("minutes")
         for name, value in counters.items():
             setattr(self, name, value)
         self.rng = np.random.default_rng([self.config.seed, self.steps])
-        self.last_done = {"evaluate": self.earlier_minutes, "save": self.earlier_minutes}
         print(f"resuming runs/{self.config.name} at env step {self.steps:,}, update {self.updates:,}")
-        return self.steps
+        return {"resume_step": self.steps, "earlier_minutes": minutes}
 
     def finish(self) -> list[dict] | None:
         "The last evaluation and its table, or a saved checkpoint if the run was interrupted."
         self.save("checkpoint.pt")
-        if self.stop_requested:
-            self.say(
+        if self.log.stop_requested:
+            self.log.say(
                 f"saved at env step {self.steps:,}. Go on with:  python train.py --name {self.config.name} --resume"
             )
             return None
-        self.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
+        self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
         rows = self.evaluate(self.config.final_episodes)
         if rows is None:
             return None
         table = format_table(rows)
         (self.folder / "table.txt").write_text(table + "\n")
-        self.say(table)
+        self.log.say(table)
         from plot import plot_run  # here, because matplotlib is slow to import and not needed before
 
-        self.say(f"curves: {plot_run(self.folder)}")
+        self.log.say(f"curves: {plot_run(self.folder)}")
         return rows
 
     def close(self) -> None:
-        self.bar.close()
         self.log.close()
-        self.board.close()
         self.envs.close()
-        for number, handler in self.previous_handlers.items():
-            signal.signal(number, handler)
 
 
 # Fields that decide the shapes of weights, or what they mean: a checkpoint only fits where they agree.
@@ -788,18 +562,6 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
     return Policy(agent.to(device).eval(), config, num_envs, seed, greedy)
 
 
-def versions() -> dict:
-    "What else a result depends on: packages, machine, commit."
-    packages = ["torch", "numpy", "gymnasium", "popgym"]
-    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False)
-    return {name: importlib.metadata.version(name) for name in packages} | {
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "commit": commit.stdout.strip() or "unknown",
-    }
-
-
 def check_memory(config: Config, replay_bytes: int, observation_dim: int, device: torch.device) -> None:
     """Print what the run will take, and refuse what does not fit, naming what to lower."""
     c, sequences = config, config.batch_size * (config.context + 1)
@@ -829,18 +591,6 @@ def check_memory(config: Config, replay_bytes: int, observation_dim: int, device
             f"{max(free_on_device, 0) / gigabyte:.1f} GB are free: lower --context, --batch_size ({c.batch_size}) "
             f"or --d_model ({c.d_model})"
         )
-
-
-def available_memory() -> int:
-    "Bytes of memory that can still be taken, as the system (and a container's limit) tell."
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
-    if meminfo.exists():
-        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
-        free = int(fields["MemAvailable"].split()[0]) * 1024
-    if limit.exists() and limit.read_text().strip().isdigit():
-        free = min(free, int(limit.read_text()))
-    return free
 
 
 # ------------------------------------------------------------------------------------- the command line

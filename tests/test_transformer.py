@@ -1,147 +1,340 @@
-"""transformer.py: the authors' numbers, cached = full, causality, and the corners of the cache."""
+"""transformer.py: the authors' numbers, cached = full, causality, and what padding may not do."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
+from encoders import FeedForwardEncoder
 from transformer import CausalTransformer, SigmaReparamLinear, sinusoidal_positions
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def model(layers=2, **kwargs):
+def close(a, b, rtol=1e-4, atol=2e-5):
+    torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+def golden(name):
+    return {k: torch.from_numpy(v) for k, v in np.load(GOLDEN / f"{name}.npz").items()}
+
+
+def model_and_window(T=12, layers=2, B=3, I=6, dropout=0.0):
     torch.manual_seed(0)
-    net = CausalTransformer(6, d_model=16, d_ff=32, layers=layers, heads=4, **kwargs).eval()
-    with torch.no_grad():  # away from initial values at which mistakes would not show
-        for p in net.parameters():
-            p.add_(0.1 * torch.randn_like(p))
-    return net
+    model = CausalTransformer(I, d_model=16, d_ff=32, layers=layers, heads=4, dropout=dropout).eval()
+    with torch.no_grad():  # away from the initial values that a forgotten parameter would hide behind
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model, torch.randn(B, T, I), torch.arange(T).expand(B, T)
 
 
-def steps(net, x_BTI, time_BT, context):
-    "The same inputs, one step at a time."
-    cache = net.init_cache(len(x_BTI), context)
-    return torch.stack([net.step(x_BTI[:, t], time_BT[:, t], cache) for t in range(x_BTI.shape[1])], dim=1)
+def play(model, x_BTI, time_BT, cache):
+    "Step by step through a window, (B, T, I) -> (B, T, D)."
+    return torch.stack([model.step(x_BTI[:, t], time_BT[:, t], cache) for t in range(x_BTI.shape[1])], dim=1)
 
 
-def test_sigma_reparam_equals_the_authors_numbers():
-    g = {k: torch.as_tensor(v) for k, v in np.load(GOLDEN / "sigma_reparam.npz").items()}
-    layer = SigmaReparamLinear(g["weight"].shape[1], g["weight"].shape[0])
-    with torch.no_grad():
-        layer.weight.copy_(g["weight"]), layer.bias.copy_(g["bias"]), layer.gamma.copy_(g["gamma"])
-        layer.u.copy_(g["u0"]), layer.v.copy_(g["v0"])
-    close = {"rtol": 1e-4, "atol": 2e-5}
-    torch.testing.assert_close(layer.eval()(g["x"]), g["y_eval"], **close)
-    torch.testing.assert_close(layer.train()(g["x"]), g["y_train1"], **close)
-    torch.testing.assert_close(layer.u, g["u1"], **close)
-    torch.testing.assert_close(layer.v, g["v1"], **close)
-    layer(g["x"])
-    torch.testing.assert_close(layer.u, g["u2"], **close)
-    torch.testing.assert_close(layer.v, g["v2"], **close)
+# ------------------------------------------------------------------------------------- sigma-reparam
 
 
-def test_sigma_reparam_bounds_the_spectral_norm_whatever_the_weights():
+def golden_layer(data):
     layer = SigmaReparamLinear(12, 20)
+    names = {"weight": "weight", "bias": "bias", "gamma": "gamma", "u": "u0", "v": "v0"}
+    layer.load_state_dict({ours: data[theirs] for ours, theirs in names.items()})
+    return layer
+
+
+def test_sigma_reparam_matches_the_authors():
+    data = golden("sigma_reparam")
+    layer = golden_layer(data)
+    close(layer.eval()(data["x"]), data["y_eval"])
+    close(layer.u, data["u0"])
+    layer.train()
+    for i in (1, 2):
+        y = layer(data["x"])
+        close(layer.u, data[f"u{i}"])
+        close(layer.v, data[f"v{i}"])
+        if i == 1:
+            close(y, data["y_train1"])
+
+
+def test_no_grad_does_not_stop_the_power_iteration_and_evaluation_does():
+    data = golden("sigma_reparam")
+    layer = golden_layer(data)
     with torch.no_grad():
-        layer.weight.copy_(100 * torch.randn(20, 12))
+        layer(data["x"])
+    close(layer.u, data["u1"])
+    layer.eval()(data["x"])
+    close(layer.u, data["u1"])
+
+
+def test_gradient_reaches_the_weight_through_sigma():
+    "y does not depend on the weight's scale, so its gradient has nothing along the weight."
+    layer = golden_layer(golden("sigma_reparam")).eval()
+    x = torch.randn(5, 12, generator=torch.Generator().manual_seed(0))
+    (layer(x) ** 2).sum().backward()
+    along = (layer.weight.grad * layer.weight).sum()
+    size = layer.weight.grad.norm() * layer.weight.norm()
+    assert size > 1 and abs(along) < 1e-5 * size
+    # And against a difference quotient, which holds u and v fixed as well.
+    weight, step = layer.weight.detach().clone(), 1e-3
+    direction = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        losses = [
+            (layer(x) ** 2).sum()
+            for sign in (1, -1)
+            if layer.weight.copy_(weight + sign * step * direction) is not None
+        ]
+    slope = (losses[0] - losses[1]) / (2 * step)
+    assert slope.item() == pytest.approx((layer.weight.grad * direction).sum().item(), rel=1e-2)
+
+
+def test_repeated_training_forwards_share_one_backward():
+    "The second forward moves u and v, which the first one's backward still needs."
+    layer = SigmaReparamLinear(6, 4).train()
+    x = torch.randn(3, 6)
+    (layer(x).sum() + layer(x).sum()).backward()
+    assert layer.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("inputs, outputs", [(8, 8), (8, 24), (24, 8)])
+def test_spectral_norm_is_gamma_from_the_start_and_whatever_the_weights(inputs, outputs):
+    torch.manual_seed(0)
+    layer = SigmaReparamLinear(inputs, outputs, bias=False).eval()
+    with torch.no_grad():
+        close(torch.linalg.matrix_norm(layer(torch.eye(inputs)), 2), torch.tensor(1.0))
+        layer.gamma.fill_(2.5)
+        layer.weight.copy_(100 * torch.randn(outputs, inputs))
+        layer.train()
         for _ in range(200):
-            layer(torch.zeros(12))
-        sigma = torch.linalg.matrix_norm(layer.weight, 2)
-    x = torch.randn(7, 12)
-    torch.testing.assert_close(layer.eval()(x), x @ layer.weight.T / sigma, rtol=1e-4, atol=1e-5)
+            effective = layer(torch.eye(inputs))
+    close(torch.linalg.matrix_norm(effective, 2), torch.tensor(2.5), rtol=1e-3)
 
 
-def test_evaluation_leaves_the_singular_vectors_alone():
-    layer = SigmaReparamLinear(4, 4).eval()
+def test_sigma_is_exact_under_autocast():
+    "In bfloat16 sigma is off by up to 1%; the output's own rounding averages out over many rows."
+    torch.manual_seed(0)
+    layer = SigmaReparamLinear(64, 64, bias=False).eval()
+    seen = []
+    original = F.linear
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            F, "linear", lambda x, weight, bias: (seen.append(weight), original(x, weight, bias))[1]
+        )
+        plain = layer(torch.randn(2, 64))
+        with torch.autocast("cpu", torch.bfloat16):
+            half = layer(torch.randn(2, 64))
+    assert plain.dtype == torch.float32 and half.dtype == torch.bfloat16
+    assert torch.equal(seen[0], seen[1])
+
+
+# ------------------------------------------------------------------------------ the authors' network
+
+
+def golden_network():
+    "The authors' timestep encoder and Transformer, in ours: where their layouts differ, rows are permuted."
+    data = golden("agent_ind_ind_discrete")
+
+    def weights(prefix):
+        return {k.removeprefix(prefix): v for k, v in data.items() if k.startswith(prefix)}
+
+    theirs = weights("weights/tstep_encoder.")
+    encoder = FeedForwardEncoder(10, 16, 12)
+    state = {k: v for k, v in encoder.state_dict().items() if k.startswith("norm.")}
+    for kind in ("weight", "bias"):
+        for i, name in enumerate(("in_layer", "layers.0", "out_layer")):
+            state[f"layers.{i}.{kind}"] = theirs[f"base.{name}.{kind}"]
+        state[f"out_norm.{kind}"] = theirs[f"out_norm.norm.{kind}"]
+    encoder.load_state_dict(state)
+
+    heads, width = 2, 8
+    state = {}
+    for name, value in weights("weights/traj_encoder.tformer.").items():
+        name = name.replace("layers.", "blocks.").replace("attention_layer.", "").replace(".norm.", ".")
+        name = name.replace("qkv_projection", "qkv").replace("out_projection", "out")
+        if name.endswith("qkv.weight") or name.endswith("qkv.u"):
+            # (3, width, heads), heads fastest -> (3, heads, width)
+            value = value.unflatten(0, (3, width, heads)).transpose(1, 2).flatten(0, 2)
+        if name.endswith("head_scaler"):
+            name, value = name.replace("head_scaler", "head_scale"), value.view(heads, 1)
+        state[name] = value
+    model = CausalTransformer(12, d_model=16, d_ff=32, layers=2, heads=heads)
+    model.load_state_dict(state)
+    return data, encoder, model
+
+
+def golden_states(data, encoder, model):
+    "Ours and the authors' states, where they mean something: a window of n real steps has n + 1 states."
+    h_BTD = model(encoder(torch.cat([data["obs"], data["rl2s"]], -1)), data["time_idxs"][..., 0])
+    mask_BT = F.pad(data["valid"], (1, 0), value=True)
+    assert (~mask_BT).any() and mask_BT.sum() > 10
+    return h_BTD[mask_BT], data["expect/state_rep"][mask_BT]
+
+
+def test_states_match_the_authors():
+    data, encoder, model = golden_network()
+    close(*golden_states(data, encoder, model.train()))
+
+
+@pytest.mark.parametrize(
+    "name", ["head_scale", "qkv.weight", "out.bias", "out.gamma", "norm2.bias", "norm4.weight", "ff1.bias"]
+)
+def test_states_depend_on_every_kind_of_parameter(name):
+    "Parity would be empty of meaning for a part that the authors' numbers cannot see."
+    data, encoder, model = golden_network()
     with torch.no_grad():
-        layer.weight.add_(torch.randn(4, 4))
-    before = layer.u.clone()
-    layer(torch.zeros(4))
-    assert torch.equal(layer.u, before)
+        model.blocks[0].get_parameter(name).view(-1)[0] += 0.2
+    ours, theirs = golden_states(data, encoder, model.train())
+    assert not torch.allclose(ours, theirs, rtol=1e-4, atol=2e-5)
 
 
 def test_positions_by_hand():
-    torch.testing.assert_close(
-        sinusoidal_positions(torch.tensor([0, 3]), 4),
-        torch.tensor([[0.0, 1.0, 0.0, 1.0], [np.sin(3), np.cos(3), np.sin(0.03), np.cos(0.03)]], dtype=torch.float32),
-    )
+    # width 4: rates 1 and 1/100
+    expected = [math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03)]
+    close(sinusoidal_positions(torch.tensor([0, 3]), 4), torch.tensor([[0.0, 1.0, 0.0, 1.0], expected]))
 
 
-@pytest.mark.parametrize("length", [7, 8])
-def test_cached_equals_full_inside_the_window(length):
-    net, x_BTI = model(), torch.randn(3, length, 6)
-    time_BT = torch.arange(length) + torch.tensor([[0], [5], [300]])
-    torch.testing.assert_close(steps(net, x_BTI, time_BT, context=8), net(x_BTI, time_BT), rtol=0, atol=1e-5)
+# -------------------------------------------------------------------------------- cached = full
 
 
-def test_one_layer_equals_the_windowed_full_forward_past_the_limit():
-    "With one layer a ring of L slots is a window of L steps, also after it has wrapped around."
-    net, x_BTI, context = model(layers=1), torch.randn(2, 20, 6), 8
-    time_BT = torch.arange(20).expand(2, 20)
-    cached = steps(net, x_BTI, time_BT, context)
-    for t in (context - 2, context - 1, context, context + 1, 19):
-        window = slice(max(0, t - context + 1), t + 1)
-        full = net(x_BTI[:, window], time_BT[:, window])[:, -1]
-        torch.testing.assert_close(cached[:, t], full, rtol=0, atol=1e-5)
+def test_cached_equals_full_inside_the_window():
+    model, x_BTI, time_BT = model_and_window()
+    cache = model.init_cache(batch=3, context=12)
+    close(play(model, x_BTI, time_BT, cache), model(x_BTI, time_BT), rtol=0, atol=1e-5)
 
 
-def test_two_layers_see_further_than_the_window():
-    "The documented difference: what left the cache still acts through the second layer's old keys."
-    net, x_BTI, context = model(layers=2), torch.randn(1, 10, 6), 8
-    time_BT = torch.arange(10).expand(1, 10)
-    changed = x_BTI.clone()
-    changed[:, 0] += 1.0
-    moved = (steps(net, x_BTI, time_BT, context) - steps(net, changed, time_BT, context))[:, -1]
-    assert moved.abs().max() > 1e-4
+def test_time_counts_from_the_rollouts_start_in_both():
+    model, x_BTI, time_BT = model_and_window()
+    late = play(model, x_BTI, time_BT + 500, model.init_cache(3, 12))
+    close(late, model(x_BTI, time_BT + 500), rtol=0, atol=1e-5)
+    assert (late - model(x_BTI, time_BT)).abs().max() > 0.1
 
 
-def test_an_environment_reset_in_mid_batch():
-    net, x_BTI, context = model(), torch.randn(3, 9, 6), 12
-    cache, out, time_B = net.init_cache(3, context), [], torch.zeros(3, dtype=torch.long)
-    for t in range(9):
-        if t == 4:
-            which = torch.tensor([False, True, False])
-            net.reset(cache, which)
-            time_B[which] = 0
-        out.append(net.step(x_BTI[:, t], time_B, cache))
-        time_B += 1
-    whole = net(x_BTI, torch.arange(9).expand(3, 9))
-    again = net(x_BTI[1:2, 4:], torch.arange(5).expand(1, 5))
-    torch.testing.assert_close(torch.stack(out, 1)[[0, 2]], whole[[0, 2]], rtol=0, atol=1e-5)
-    torch.testing.assert_close(torch.stack(out[4:], 1)[1:2], again, rtol=0, atol=1e-5)
+def test_one_environment_starts_anew_amid_the_others():
+    model, x_BTI, time_BT = model_and_window()
+    time_BT = time_BT.clone()
+    time_BT[1, 5:] -= 5  # a new rollout, with a new clock
+    cache = model.init_cache(3, context=12)
+    before = play(model, x_BTI[:, :5], time_BT[:, :5], cache)
+    model.reset(cache, torch.tensor([False, True, False]))
+    after = play(model, x_BTI[:, 5:], time_BT[:, 5:], cache)
+    full = model(x_BTI, time_BT)
+    close(before, full[:, :5], rtol=0, atol=1e-5)
+    close(after[[0, 2]], full[[0, 2], 5:], rtol=0, atol=1e-5)
+    close(after[1:2], model(x_BTI[1:2, 5:], time_BT[1:2, 5:]), rtol=0, atol=1e-5)
 
 
-def test_causality_and_padding():
-    net, x_BTI, time_BT = model(), torch.randn(2, 9, 6), torch.arange(9).expand(2, 9)
-    changed = x_BTI.clone()
-    changed[:, 5:] = 1e3 * torch.randn(2, 4, 6)
-    torch.testing.assert_close(net(changed, time_BT)[:, :5], net(x_BTI, time_BT)[:, :5], rtol=0, atol=1e-5)
-    assert (net(changed, time_BT)[:, 5:] - net(x_BTI, time_BT)[:, 5:]).abs().max() > 0.1
+def test_a_reset_where_nothing_ended_changes_nothing():
+    model, x_BTI, time_BT = model_and_window()
+    cache = model.init_cache(3, context=12)
+    for t in range(12):
+        h_BD = model.step(x_BTI[:, t], time_BT[:, t], cache)
+        model.reset(cache, torch.zeros(3, dtype=torch.bool))
+    close(h_BD, model(x_BTI, time_BT)[:, -1], rtol=0, atol=1e-5)
 
 
-def test_garbage_behind_the_window_moves_no_gradient():
-    net, x_BTI, time_BT = model(), torch.randn(2, 9, 6), torch.arange(9).expand(2, 9)
-    gradients = []
-    for garbage in (0.0, 1e6):
-        padded = x_BTI.clone()
-        padded[:, 6:] = garbage
-        net.zero_grad()
-        net(padded, time_BT)[:, :6].square().sum().backward()
-        gradients.append([p.grad.clone() for p in net.parameters()])
-    for a, b in zip(*gradients, strict=True):
-        assert a.isfinite().all()
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("past", [-1, 0, 1, 5, 13])
+def test_one_layer_past_the_context_equals_the_window_of_the_last_steps(past):
+    L = 6
+    T = L + past
+    model, x_BTI, time_BT = model_and_window(T=T, layers=1)
+    cached = play(model, x_BTI, time_BT, model.init_cache(3, context=L))
+    for t in range(T):
+        window = slice(max(0, t + 1 - L), t + 1)
+        close(cached[:, t], model(x_BTI[:, window], time_BT[:, window])[:, -1], rtol=0, atol=1e-5)
 
 
-def test_dropout_only_in_training():
-    net, x_BTI, time_BT = model(dropout=0.5), torch.randn(1, 4, 6), torch.arange(4)[None]
-    assert torch.equal(net(x_BTI, time_BT), net(x_BTI, time_BT))
-    net.train()
-    assert not torch.equal(net(x_BTI, time_BT), net(x_BTI, time_BT))
+def test_two_layers_agree_up_to_the_context_and_see_further_past_it():
+    L = 6
+    model, x_BTI, time_BT = model_and_window(T=L + 1)
+    cached, full = play(model, x_BTI, time_BT, model.init_cache(3, context=L)), model(x_BTI, time_BT)
+    for t in (L - 2, L - 1):
+        close(cached[:, t], full[:, t], rtol=0, atol=1e-5)
+    assert (cached[:, L] - full[:, L]).abs().max() > 1e-4  # the first step has left the ring
+    # What the first step was still moves the output, through keys of the second block made while it was in.
+    other = x_BTI.clone()
+    other[:, 0] += 1
+    moved = play(model, other, time_BT, model.init_cache(3, context=L))[:, L] - cached[:, L]
+    windowed = model(other[:, 1:], time_BT[:, 1:]) - model(x_BTI[:, 1:], time_BT[:, 1:])
+    assert moved.abs().max() > 1e-4 and (windowed == 0).all()
 
 
-def test_bad_sizes_raise():
-    with pytest.raises(ValueError, match="multiple of heads"):
-        CausalTransformer(4, d_model=10, d_ff=8, layers=1, heads=4)
+def test_each_environment_has_its_own_ring():
+    "One wraps around while another has just begun."
+    L = 4
+    model, x_BTI, time_BT = model_and_window(T=7, layers=1)
+    cache = model.init_cache(3, context=L)
+    play(model, x_BTI[:, :5], time_BT[:, :5], cache)
+    model.reset(cache, torch.tensor([False, False, True]))
+    last = play(model, x_BTI[:, 5:], time_BT[:, 5:], cache)[:, -1]
+    close(last[:2], model(x_BTI[:2, 3:], time_BT[:2, 3:])[:, -1], rtol=0, atol=1e-5)
+    close(last[2:], model(x_BTI[2:, 5:], time_BT[2:, 5:])[:, -1], rtol=0, atol=1e-5)
+    assert cache.count_B.tolist() == [7, 7, 2]
+
+
+def test_step_under_autocast_and_with_a_half_precision_cache():
+    model, x_BTI, time_BT = model_and_window()
+    full = model(x_BTI, time_BT)
+    half = play(model, x_BTI, time_BT, model.init_cache(3, 12, dtype=torch.bfloat16))
+    close(half, full, rtol=0, atol=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        close(play(model, x_BTI, time_BT, model.init_cache(3, 12)), full, rtol=0, atol=0.1)
+
+
+# ------------------------------------------------------------------------------------ properties
+
+
+def test_the_future_changes_nothing():
+    model, x_BTI, time_BT = model_and_window()
+    full, other = model(x_BTI, time_BT), x_BTI.clone()
+    other[:, 7:] = 1e3
+    close(model(other, time_BT)[:, :7], full[:, :7], rtol=0, atol=1e-6)
+    assert (model(other, time_BT)[:, 7:] - full[:, 7:]).abs().amax(dim=(0, 2)).min() > 0.1
+
+
+def test_the_past_is_seen_from_afar():
+    model, x_BTI, time_BT = model_and_window()
+    other = x_BTI.clone()
+    other[:, 0] += 1
+    moved = (model(other, time_BT) - model(x_BTI, time_BT)).abs().amax(dim=(0, 2))
+    assert (moved > 1e-4).all()
+
+
+def test_padding_changes_neither_states_nor_gradients():
+    model, x_BTI, time_BT = model_and_window()
+    mask_BT = torch.arange(12) < torch.tensor([[12], [5], [1]])
+
+    def update(garbage):
+        x = torch.where(mask_BT.unsqueeze(-1), x_BTI, garbage)
+        time = torch.where(mask_BT, time_BT, 0)
+        model.zero_grad()
+        h_BTD = model(x, time)
+        (h_BTD[mask_BT] ** 3).mean().backward()
+        return [h_BTD[mask_BT].detach()] + [p.grad.clone() for p in model.parameters()]
+
+    for clean, dirty in zip(update(0.0), update(1e6)):
+        assert clean.isfinite().all() and clean.abs().max() > 0
+        close(clean, dirty, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_acts_in_training_alone():
+    model, x_BTI, time_BT = model_and_window(dropout=0.5)
+    assert torch.equal(model(x_BTI, time_BT), model(x_BTI, time_BT))
+    model.train()
+    assert (model(x_BTI, time_BT) - model(x_BTI, time_BT)).abs().max() > 0.1
+
+
+def test_mistakes_are_named():
+    with pytest.raises(ValueError, match="d_model=10 and heads=4: try d_model=8"):
+        CausalTransformer(3, 10, 16, 1, heads=4)
+    model, x_BTI, time_BT = model_and_window()
+    with pytest.raises(ValueError, match=r"inputs \(3, 12, 6\) and timesteps \(3, 11\)"):
+        model(x_BTI, time_BT[:, :-1])
+    with pytest.raises(ValueError, match="width 6"):
+        model(x_BTI[..., :5], time_BT)
+    with pytest.raises(ValueError, match="got 0"):
+        model.init_cache(3, context=0)
+    with pytest.raises(ValueError, match="3 sequences got one step of 1"):
+        model.step(x_BTI[:1, 0], time_BT[:1, 0], model.init_cache(3, 12))
