@@ -1,0 +1,271 @@
+"""envs.py: attempts and rollouts, what is shown and what is returned, seeds, padding, and clear errors."""
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+from gymnasium.utils.env_checker import check_env
+
+from envs import (
+    MultiTaskEnv,
+    Actions,
+    attempt_limit,
+    feature_count,
+    flattener,
+    make_env,
+    make_vector_env,
+    popgym_tasks,
+    task_family,
+)
+
+
+class Countdown(gymnasium.Env):
+    "Shows which attempt this is and the steps so far; pays `pay` a step; ends after `length` steps."
+
+    def __init__(self, length=3, actions=3, pay=1.0, truncates=False):
+        self.observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.action_space = spaces.Discrete(actions)
+        self.length, self.pay, self.truncates = length, pay, truncates
+        self.resets, self.seen = 0, []
+        self.frame = np.zeros(2, dtype=np.float32)  # one and the same array each time
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.resets, self.t = self.resets + 1, 0
+        self.frame[:] = (self.resets, 0)
+        return self.frame, {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        self.seen.append(action)
+        self.t += 1
+        self.frame[:] = (self.resets, self.t)
+        over = self.t >= self.length
+        return self.frame, self.pay, over and not self.truncates, over and self.truncates, {}
+
+
+def two_sizes(attempts=2, **kwargs):
+    tasks = {
+        "Short": lambda: Countdown(3, actions=2),
+        "Long": lambda: Countdown(5, actions=4, truncates=True),
+    }
+    return MultiTaskEnv(tasks, attempts=attempts, **kwargs)
+
+
+def view(env, obs):
+    return {name: obs[s] if s.stop - s.start > 1 else float(obs[s][0]) for name, s in env.layout.items()}
+
+
+def test_no_dead_step_between_attempts():
+    "The observation after an attempt's last action is the next one's first, with that action's reward."
+    env = two_sizes()
+    obs, info = env.reset(seed=0, options={"task": "Short"})
+    assert info == {"task": "Short", "task_id": 0}
+    first = view(env, obs)
+    assert first["attempt_start"] == 1 and first["attempt"] == 0 and first["previous_reward"] == 0
+    assert first["valid"] == 1 and first["previous_action"].sum() == 0
+    rows = [(view(env, r[0]), *r[1:]) for r in (env.step(t % 2) for t in range(6))]
+    assert [tuple(v["observation"]) for v, *_ in rows] == [(1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (2, 3)]
+    assert [v["attempt_start"] for v, *_ in rows] == [0, 0, 1, 0, 0, 0]
+    assert [v["attempt"] for v, *_ in rows] == [0, 0, 1, 1, 1, 1]
+    assert [v["previous_reward"] for v, *_ in rows] == [1] * 6  # seen in the exploration attempt, too,
+    assert [reward for _, reward, *_ in rows] == [0, 0, 0, 1, 1, 1]  # but not returned there
+    assert [(bool(te), bool(tr)) for _, _, te, tr, _ in rows] == [(False, False)] * 5 + [(True, False)]
+    assert [int(v["previous_action"].argmax()) for v, *_ in rows] == [0, 1, 0, 1, 0, 1]
+    info = rows[-1][-1]
+    assert info["return"] == 3 and info["length"] == 6 and info["attempt_returns"].tolist() == [3, 3]
+
+
+def test_a_truncated_last_attempt_ends_the_rollout_terminated():
+    env = two_sizes(attempts=1)
+    env.reset(seed=0, options={"task": "Long"})
+    results = [env.step(0) for _ in range(5)]
+    assert [r[2:4] for r in results] == [(False, False)] * 4 + [(True, False)]
+
+
+def test_invalid_actions_become_uniformly_random_valid_ones_and_a_flag_says_so():
+    for store_executed in (False, True):
+        env = two_sizes(attempts=1, store_executed=store_executed)
+        shown, flags = [], []
+        for seed in range(200):
+            env.reset(seed=seed, options={"task": "Short"})
+            for action in (3, 1, 2):
+                obs = env.step(action)[0]
+                shown.append(int(view(env, obs)["previous_action"].argmax()))
+                flags.append(view(env, obs)["valid"])
+        executed = env._envs[0].seen
+        assert flags == [0, 1, 0] * 200
+        assert executed[1::3] == [1] * 200
+        assert 150 < sum(executed[0::3] + executed[2::3]) < 250  # of 400 replaced, half of each
+        assert shown == (executed if store_executed else [3, 1, 2] * 200)
+
+
+def test_observations_do_not_alias():
+    env = two_sizes()
+    before, _ = env.reset(seed=0)
+    kept = before.copy()
+    after = env.step(0)[0]
+    assert np.array_equal(before, kept) and not np.shares_memory(before, after)
+
+
+def test_tasks_are_drawn_uniformly():
+    env, counts = two_sizes(), np.zeros(2)
+    env.reset(seed=0)
+    for _ in range(2000):
+        counts[env.reset()[1]["task_id"]] += 1
+    assert 900 < counts[0] < 1100
+
+
+def test_the_27_tasks_and_their_sizes():
+    env = make_env("popgym", attempts=2)
+    assert len(env.tasks) == 27 and "MineSweeperEasy" in env.tasks
+    assert env.action_space.n == 27  # OFFICIAL: the paper says 26
+    assert env.layout["observation"] == slice(0, 26)
+    assert env.max_rollout_length == 2 * 831
+    subset = make_env("popgym", "RepeatFirstEasy,HigherLowerEasy")
+    assert subset.action_space.n == 4 and subset.layout["observation"] == slice(0, 13)
+    assert subset.max_rollout_length == 51
+
+
+def test_no_attempt_is_longer_than_its_limit_and_card_games_reach_it():
+    for name, make in popgym_tasks().items():
+        env, limit, t, done = make(), attempt_limit(make()), 0, False
+        env.action_space.seed(0), env.reset(seed=0)
+        while not done:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            t, done = t + 1, terminated or truncated
+        assert t <= limit, name
+        assert "CartPole" in name or "Mine" in name or t == limit, name
+
+
+@pytest.mark.parametrize("env", ["popgym", "gym:CartPole-v1,Acrobot-v1", "gym:Pendulum-v1"])
+def test_gymnasiums_own_checker_passes(env):
+    check_env(make_env(env, attempts=2), skip_render_check=True)
+
+
+@pytest.mark.parametrize("env", ["popgym", "gym:CartPole-v1,Acrobot-v1"])
+def test_one_seed_decides_everything(env):
+    def play(seed):
+        e, rng = make_env(env, attempts=2), np.random.default_rng(0)
+        obs, info = e.reset(seed=seed)
+        rows = [(obs.tobytes(), 0.0, info["task"])]
+        while len(rows) < 1000:
+            obs, reward, done, _, info = e.step(int(rng.integers(e.action_space.n)))
+            rows.append((obs.tobytes(), reward, info["task"]))
+            if done:
+                e.reset()
+        return rows
+
+    assert play(np.int64(5)) == play(5)
+    assert play(5) != play(6)
+
+
+def test_the_second_attempt_is_a_fresh_variant():
+    env, fresh = make_env("popgym", "RepeatFirstEasy", attempts=2), 0
+    for seed in range(40):
+        obs, _ = env.reset(seed=seed)
+        first = view(env, obs)["observation"].argmax()
+        for _ in range(51):
+            obs = env.step(0)[0]
+        assert view(env, obs)["attempt_start"] == 1
+        fresh += view(env, obs)["observation"].argmax() != first
+    assert 20 < fresh < 40  # of four suits, three differ
+
+
+def test_right_answers_earn_the_maximum():
+    env = make_env("popgym", "RepeatFirstEasy")
+    obs, _ = env.reset(seed=3)
+    answer, done = int(view(env, obs)["observation"].argmax()), False
+    while not done:
+        _, _, done, _, info = env.step(answer)
+    assert info["return"] == pytest.approx(1.0) and info["length"] == 51
+
+
+def test_vector_environments_reset_on_the_same_step():
+    envs = make_vector_env(2, env="popgym", tasks="MineSweeperEasy", attempts=1)
+    obs, _ = envs.reset(seed=0)
+    single = make_env("popgym", "MineSweeperEasy", attempts=1)
+    expected, _ = single.reset(seed=0)
+    assert np.array_equal(obs[0], expected)
+    for t in range(60):
+        action = np.array([t % 16, (3 * t) % 16])
+        obs, _, terminated, _, info = envs.step(action)
+        expected, _, done, _, last = single.step(action[0])
+        if done:
+            assert terminated[0] and np.array_equal(info["final_obs"][0], expected)
+            assert info["final_info"]["return"][0] == pytest.approx(last["return"])
+            expected, _ = single.reset()
+        assert np.array_equal(obs[0], expected)
+    envs.close()
+
+
+def test_spaces_as_vectors():
+    space = spaces.Dict(
+        {"a": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 3]))), "b": spaces.Box(0, 1, (2,))}
+    )
+    out = np.zeros(feature_count(space), dtype=np.float32)
+    flattener(space)({"a": (1, np.array([1, 2])), "b": np.array([0.25, 0.5])}, out)
+    assert out.tolist() == [0, 1, 0, 0, 1, 0, 0, 1, 0.25, 0.5]
+    out = np.zeros(3, dtype=np.float32)
+    flattener(spaces.Discrete(3, start=4))(5, out)
+    assert out.tolist() == [0, 1, 0]
+
+
+def test_action_kinds():
+    grid = Actions(spaces.MultiDiscrete([4, 4]))
+    assert grid.size == 16 and grid.to_task(7).tolist() == [1, 3]
+    assert Actions(spaces.Discrete(3, start=2)).to_task(0) == 2
+    box = Actions(spaces.Box(np.array([-2.0, 0.0]), np.array([2.0, 10.0]), dtype=np.float64))
+    assert box.to_task(np.array([-1.0, 0.5], dtype=np.float32)).tolist() == [-2.0, 7.5]
+
+
+def test_continuous_tasks_share_one_padded_space():
+    env = make_env("gym:Pendulum-v1,MountainCarContinuous-v0", attempts=1)
+    obs, _ = env.reset(seed=0)
+    assert isinstance(env.action_space, spaces.Box) and "valid" not in env.layout
+    obs = env.step(np.array([0.3], dtype=np.float32))[0]
+    assert obs[env.layout["previous_action"]][0] == pytest.approx(0.3)
+
+
+def test_families():
+    assert [task_family(t) for t in ("RepeatFirstEasy", "HigherLowerHard", "CartPole-v1")] == [
+        "RepeatFirst",
+        "HigherLower",
+        "CartPole-v1",
+    ]
+
+
+class Picture(gymnasium.Env):
+    observation_space, action_space = spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Discrete(2)
+
+
+class Sequences(gymnasium.Env):
+    observation_space, action_space = spaces.Sequence(spaces.Discrete(2)), spaces.Discrete(2)
+
+
+gymnasium.register("Picture-v0", Picture)
+gymnasium.register("Sequences-v0", Sequences)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            {"env": "popgym", "tasks": "RepeatFirst"},
+            r"unknown task 'RepeatFirst' .* RepeatFirstEasy, RepeatFirstMedium",
+        ),
+        ({"env": "popgym", "tasks": "HigherLowerEsy"}, r"HigherLowerEasy.*python envs.py --list popgym"),
+        ({"env": "popgym", "tasks": ","}, "no task"),
+        ({"env": "popgim"}, "popgym"),
+        ({"env": "popgym", "attempts": 0}, "at least 1"),
+        ({"env": "gym:"}, "at least one id"),
+        ({"env": "gym:CartPol-v1"}, "unknown Gymnasium id 'CartPol-v1'. Did you mean CartPole-v1"),
+        ({"env": "gym:Picture-v0"}, "image observations"),
+        ({"env": "gym:Sequences-v0"}, "Sequence"),
+        ({"env": "gym:CartPole-v1,Pendulum-v1"}, "mixed action kinds: CartPole-v1 discrete, Pendulum-v1"),
+    ],
+)
+def test_mistakes_get_one_clear_line(arguments, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        make_env(**arguments)
+    assert "\n" not in str(caught.value)
