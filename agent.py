@@ -109,14 +109,15 @@ class Policy:
     """A trained agent to play with: it keeps its own memory, one per environment.
 
         policy = train.load("runs/my_run/best.pt")
+        env = policy.make_env()
         obs, info = env.reset()
         policy.reset()
         while not done:
             obs, reward, terminated, truncated, info = env.step(policy(obs))
             done = terminated or truncated
 
-    `greedy` takes the mode of the last discount's policy instead of a sample. `env` (from `load`) makes the
-    environment that the agent was trained on.
+    Arguments: `agent`, its `config`, `num_envs` environments side by side (B), `seed` of its draws; `greedy`
+    takes the mode of the last discount's policy instead of a sample.
     """
 
     def __init__(self, agent: Agent, config, num_envs: int = 1, seed: int = 0, greedy: bool = False):
@@ -150,7 +151,7 @@ class Policy:
         action = (action_BA.argmax(-1) if self.agent.discrete else action_BA).cpu().numpy()
         return action[0] if single else action
 
-    def env(self, **kwargs):
+    def make_env(self, **kwargs):
         """The environment that this policy was trained on. `kwargs` override `envs.make_env`'s arguments."""
         return make_env(**{**env_arguments(self.config), **kwargs})
 

@@ -52,7 +52,7 @@ class Logbook:
             (self.folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
         self.file = path.open("a")
         self.board = SummaryWriter(self.folder / "tensorboard", purge_step=resume_step)
-        self.stop_requested = False
+        self.stop_signal = None  # its number, once Ctrl-C or SIGTERM has asked to stop
         self.started, self.shown_at = time.monotonic(), -float("inf")
         self.first_progress = None
         self.last_done = {}
@@ -61,9 +61,9 @@ class Logbook:
 
     def _on_signal(self, number, frame) -> None:
         "Stop after the present step; a second signal stops at once."
-        if self.stop_requested:
+        if self.stop_signal:
             raise KeyboardInterrupt
-        self.stop_requested = True
+        self.stop_signal = number
         self.say("stopping: saving a checkpoint first (once more to stop at once)")
 
     @property
@@ -85,11 +85,12 @@ class Logbook:
         return True
 
     def show(self, steps: int, text: str) -> None:
-        """Move the bar, twice a second at most: share done, minutes left, and `text`."""
+        """Move the bar, now and then: share done, minutes left, and `text`."""
         now, progress = time.monotonic(), min(1.0, self.progress(steps))
         if self.first_progress is None:
             self.first_progress = progress
-        if now - self.shown_at < 0.5 and progress < 1:
+        # A terminal can be drawn on twice a second; a file would keep every line.
+        if now - self.shown_at < (0.5 if sys.stderr.isatty() else 30) and progress < 1:
             return
         self.shown_at = now
         done, spent = progress - self.first_progress, (now - self.started) / 60

@@ -121,6 +121,7 @@ SMOKE = LAPTOP | {
     "bins": 16,
     "warmup_updates": 5,
     "num_envs": 4,
+    "env_steps_per_update": 32.0,
     "epsilon_steps": 1000,
     "segment_length": 200,
     "steps": 4000,

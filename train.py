@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import difflib
 import json
-import signal
 import sys
 import time
 from collections import defaultdict, deque
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 import checkpoint
 from agent import VARIANTS, Agent, Policy, env_arguments
 from critics import move_target
-from envs import make_env, make_vector_env, task_family
+from envs import all_tasks, make_env, make_vector_env, task_family
 from logbook import Logbook, available_memory, describe_versions
 from presets import preset
 from replay import Replay
@@ -117,17 +116,17 @@ class Config:
 # ------------------------------------------------------------------------------------------------- main
 
 
-def main(argv: list[str] | None = None) -> list[dict] | None:
+def main(argv: list[str] | None = None) -> list[dict]:
     """Train as the command line `argv` says (default: the program's own).
 
-    Returns the last evaluation's table (rows of scores.py), or None if the run was interrupted.
+    Returns the last evaluation's table (rows of scores.py). After Ctrl-C or SIGTERM it saves and exits.
     """
     config = parse(argv)
     run = Run(config)
     try:
         while not run.finished():
             collect(run)
-            while run.updates_owed >= 1 and not run.log.stop_requested:
+            while run.updates_owed >= 1 and not run.log.stop_signal:
                 run.recent.append(update(run.agent, run.optimizer, run.schedule, run.sample(), config))
                 run.updates += 1
                 run.updates_owed -= 1
@@ -396,7 +395,7 @@ class Run:
             families[task_family(task)].append(np.mean(values))
         means = " ".join(f"{name[:11]} {np.mean(v):.2f}" for name, v in sorted(families.items()))
         self.log.show(self.steps, f"{self.steps:,} steps, {self.updates:,} updates | {means}")
-        return self.log.stop_requested or self.log.progress(self.steps) >= 1
+        return bool(self.log.stop_signal) or self.log.progress(self.steps) >= 1
 
     def ready(self) -> bool:
         "Learning starts once the replay holds a batch of segments."
@@ -439,8 +438,8 @@ class Run:
 
     def evaluate(self, episodes: int) -> list[dict] | None:
         "Play without noise, log it, and keep the best weights. None if a signal came meanwhile."
-        rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.log.stop_requested)
-        if self.log.stop_requested:
+        rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.log.stop_signal)
+        if self.log.stop_signal:
             return None
         rows = score_rows(returns_of(rollouts), load_bounds(self.config.env))
         mean, score = mean_scores(rows)
@@ -497,18 +496,18 @@ class Run:
         print(f"resuming runs/{self.config.name} at env step {self.steps:,}, update {self.updates:,}")
         return {"resume_step": self.steps, "earlier_minutes": minutes}
 
-    def finish(self) -> list[dict] | None:
-        "The last evaluation and its table, or a saved checkpoint if the run was interrupted."
+    def finish(self) -> list[dict]:
+        "The last evaluation, its table and the curves; only a checkpoint if the run was interrupted."
         self.save("checkpoint.pt")
-        if self.log.stop_requested:
+        if self.log.stop_signal:
             self.log.say(
                 f"saved at env step {self.steps:,}. Go on with:  python train.py --name {self.config.name} --resume"
             )
-            return None
+            sys.exit(128 + self.log.stop_signal)  # the shell's convention
         self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
         rows = self.evaluate(self.config.final_episodes)
         if rows is None:
-            return None
+            sys.exit(128 + self.log.stop_signal)
         table = format_table(rows)
         (self.folder / "table.txt").write_text(table + "\n")
         self.log.say(table)
@@ -611,6 +610,7 @@ def parse(argv: list[str] | None = None) -> Config:
         defaults = saved_config(known.name)
     else:
         env = known.env or Config.env
+        all_tasks(env)  # says what is wrong with the name before a preset is looked up by it
         scale = known.scale or "auto"
         if scale == "auto":
             scale = "paper" if device.startswith("cuda") else "laptop"
@@ -673,7 +673,8 @@ def check(config: Config) -> None:
 
 if __name__ == "__main__":
     try:
-        result = main()
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except (ValueError, checkpoint.CheckpointError) as error:
         sys.exit(f"error: {error}")
-    sys.exit(0 if result is not None else 128 + signal.SIGINT)

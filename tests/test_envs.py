@@ -7,8 +7,8 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 from envs import (
-    MultiTaskEnv,
     Actions,
+    MultiTaskEnv,
     attempt_limit,
     feature_count,
     flattener,

@@ -1,0 +1,316 @@
+"""The real program, shrunk: train, resume, interrupt, evaluate, plot, load, and what a mistake prints."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import checkpoint
+import evaluate
+import plot
+import train
+
+ROOT = Path(__file__).resolve().parent.parent
+SMOKE = ["--scale", "smoke", "--steps", "1500", "--device", "cpu"]
+TWO = ["--tasks", "RepeatFirstEasy,MineSweeperEasy", "--attempts", "1"]
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    "Runs of the tests go to a folder of their own."
+    monkeypatch.setattr(train, "ROOT", tmp_path)
+    return tmp_path / "runs"
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_main_job_collects_learns_evaluates_saves_and_draws(runs, capsys):
+    table = train.main(["--env", "popgym", "--variant", "ind_ind", "--name", "a", *SMOKE])
+    assert len(table) == 27 and all(np.isfinite(row["score"]) for row in table)
+    folder = runs / "a"
+    for name in ("best.pt", "checkpoint.pt", "config.json", "versions.json", "table.txt", "curves.png"):
+        assert (folder / name).stat().st_size > 100
+    assert list((folder / "tensorboard").iterdir())
+    config = json.loads((folder / "config.json").read_text())
+    assert config["env"] == "popgym" and config["d_model"] == 16 and config["precision"] == "float32"
+    assert {"torch", "popgym", "python", "commit"} <= json.loads(
+        (folder / "versions.json").read_text()
+    ).keys()
+    rows = rows_of(folder)
+    trained = [row for row in rows if "loss/critic" in row]
+    assert trained and all(np.isfinite(row["loss/critic"]) and row["skipped"] == 0 for row in trained)
+    assert any("eval/score_mean" in row for row in rows)
+    text = capsys.readouterr().out
+    assert "memory: replay at most" in text and "mean of 27 tasks" in text
+
+
+def test_weights_move_and_targets_follow_slowly(runs):
+    train.main(["--name", "a", *SMOKE, *TWO, "--tau", "0.1", "--seed", "3"])
+    state = checkpoint.load(runs / "a" / "checkpoint.pt")["agent"]
+    torch.manual_seed(3)
+    config = train.saved_config("a")
+    fresh = train.Agent(config, *train.sizes(train.make_env(**train.env_arguments(config)))).state_dict()
+    for name in ("actor", "critics"):
+        first = {"actor": "layers.0.weight", "critics": "weight.0"}[name]
+        start, online, target = (
+            fresh[f"{name}.{first}"],
+            state[f"{name}.{first}"],
+            state[f"target_{name}.{first}"],
+        )
+        assert 0 < (target - start).norm() < (online - start).norm()
+
+
+def test_resume_continues_and_doubles_no_row(runs, capsys):
+    train.main(["--name", "a", *SMOKE, *TWO])
+    before = rows_of(runs / "a")
+    table = train.main(["--name", "a", "--resume", "--steps", "3000"])
+    assert re.search(r"resuming runs/a at env step 1,5\d\d", capsys.readouterr().out)
+    after = rows_of(runs / "a")
+    assert table is not None and after[: len(before)] == before
+    assert after[-1]["step"] >= 3000 > before[-1]["step"]
+    assert after[-1]["minutes"] > before[-1]["minutes"]
+    steps = [(row["step"], row["updates"], len(row)) for row in after]
+    assert len(set(steps)) == len(steps)
+
+
+def test_a_name_in_use_is_refused(runs):
+    train.main(["--name", "a", *SMOKE, *TWO])
+    with pytest.raises(ValueError, match=r"runs/a exists: .* --resume"):
+        train.main(["--name", "a", *SMOKE, *TWO])
+
+
+def test_fine_tuning_starts_from_the_weights(runs):
+    train.main(["--name", "a", *SMOKE, *TWO])
+    init = ["--init", str(runs / "a" / "checkpoint.pt")]
+    # No step is taken: what is saved are the weights that the run started from.
+    train.main(
+        ["--name", "b", *SMOKE, *TWO, *init, "--learning_rate", "0", "--tau", "0", "--weight_decay", "0"]
+    )
+    a, b = (checkpoint.load(runs / n / "checkpoint.pt")["agent"]["actor.layers.0.weight"] for n in "ab")
+    assert torch.equal(a, b)
+    with pytest.raises(checkpoint.CheckpointError, match="d_model was 16 and is now 32"):
+        train.main(["--name", "c", *SMOKE, *TWO, *init, "--d_model", "32"])
+
+
+def test_resume_refuses_another_configuration(runs):
+    train.main(["--name", "a", *SMOKE, *TWO])
+    with pytest.raises(checkpoint.CheckpointError, match="bins was 16 and is now 8"):
+        train.main(["--name", "a", "--resume", "--bins", "8", "--steps", "3000"])
+
+
+def test_two_runs_with_one_seed_log_the_same(runs):
+    for name in "ab":
+        train.main(["--name", name, *SMOKE, *TWO])
+    timed = ("minutes", "steps_per_second", "updates_per_second")
+    a, b = ([{k: v for k, v in r.items() if k not in timed} for r in rows_of(runs / n)] for n in "ab")
+    assert a == b and len(a) > 2
+
+
+def test_any_gymnasium_ids_discrete_and_continuous(runs):
+    for ids in ("gym:CartPole-v1,Acrobot-v1", "gym:Pendulum-v1"):
+        table = train.main(["--env", ids, "--name", ids[4:8], *SMOKE, "--steps", "2500"])
+        assert [row["task"] for row in table] == ids[4:].split(",")
+        assert table[0]["score"] is None and np.isfinite(table[0]["return"])
+        assert any("loss/critic" in row for row in rows_of(runs / ids[4:8]))
+
+
+def test_a_policy_in_a_plain_gymnasium_loop(runs):
+    train.main(["--name", "a", *SMOKE, *TWO])
+    policy = train.load(runs / "a")
+    env = policy.make_env()
+    obs, info = env.reset(seed=0)
+    policy.reset()
+    done = False
+    while not done:
+        obs, _, terminated, truncated, info = env.step(policy(obs))
+        done = terminated or truncated
+    assert info["length"] >= 1 and np.isfinite(info["return"])
+
+
+def test_evaluate_prints_a_table_and_writes_it(runs, capsys):
+    train.main(["--name", "a", *SMOKE, *TWO])
+    rows = evaluate.main([str(runs / "a"), "--episodes", "3", "--tasks", "MineSweeperEasy"])
+    assert [row["task"] for row in rows] == ["MineSweeperEasy"] and rows[0]["episodes"] == 3
+    written = (runs / "a" / "evaluation.csv").read_text().splitlines()
+    assert written[0].split(",") == [
+        "task",
+        "episodes",
+        "return",
+        "standard_error",
+        "random",
+        "best",
+        "score",
+    ]
+    assert "MineSweeperEasy" in capsys.readouterr().out
+    again = evaluate.main([str(runs / "a"), "--episodes", "3", "--tasks", "MineSweeperEasy"])
+    assert again == rows  # the same variants and draws each time
+    with pytest.raises(ValueError, match="was not trained on HigherLowerEasy"):
+        evaluate.main([str(runs / "a"), "--tasks", "HigherLowerEasy"])
+    with pytest.raises(ValueError, match="no checkpoint at .*there are: .*runs/a"):
+        evaluate.main([str(runs / "none")])
+
+
+def test_exploration_schedule(runs):
+    class Fixed:
+        steps, config = 0, train.Config(num_envs=4, epsilon_steps=100, epsilon_start=1.0, epsilon_end=0.2)
+        rng = np.random.default_rng(0)
+
+    run, means = Fixed(), []
+    for run.steps in (0, 200, 400, 4000):
+        draws = [train.Run.draw_epsilon(run) for _ in range(2000)]
+        means.append(np.mean(draws))
+        assert min(draws) < 0.05 * max(draws)
+    # Each rollout takes a uniformly random fraction of the schedule, 1, .6, .2, .2: half of it on average.
+    np.testing.assert_allclose(means, [0.5, 0.3, 0.1, 0.1], rtol=0.05)
+
+
+def test_exploration_noise():
+    class Kind:
+        discrete, action_dim = True, 5
+
+    rng, action_E = np.random.default_rng(0), np.zeros(4000, dtype=int)
+    noisy = train.explore(action_E, np.full(4000, 0.5), Kind, rng)
+    assert 0.37 < (noisy != 0).mean() < 0.43  # half of them random, of which a fifth are 0 again
+    assert (train.explore(action_E, np.zeros(4000), Kind, rng) == 0).all()
+    Kind.discrete = False
+    noisy = train.explore(np.zeros((4000, 1), dtype=np.float32), np.full(4000, 0.5), Kind, rng)
+    assert 0.45 < noisy.std() < 0.5 and np.abs(noisy).max() <= 1
+
+
+def test_long_rollouts_enter_the_replay_in_segments(runs):
+    "A cut has no end, its clock runs on, and the next segment's first observation is the last one's last."
+    config = train.parse(["--name", "a", *SMOKE, *TWO, "--segment_length", "10", "--num_envs", "2"])
+    run = train.Run(config)
+    added = []
+    real_add = run.replay.add
+    run.replay.add = lambda *a: (added.append([np.copy(x) for x in a]), real_add(*a))
+    for _ in range(150):
+        train.collect(run)
+    run.close()
+    assert {len(reward) for _, _, reward, *_ in added} <= set(range(1, 11)) and len(added) > 20
+    tails, joined = [], 0
+    for obs, action, reward, terminated, start, _ in added:
+        assert np.array_equal(obs[1:, run.previous_action].argmax(-1), action)
+        assert np.allclose(obs[1:, run.env.layout["previous_reward"]][:, 0], reward)  # one attempt: all count
+        if start > 0:
+            match = [i for i, (o, end) in enumerate(tails) if end == start and np.array_equal(o, obs[0])]
+            assert match
+            joined += 1
+            tails.pop(match[0])
+        if not terminated:
+            tails.append((obs[-1], start + len(reward)))
+    assert joined > 5
+
+
+def test_explicit_flag_beats_scale_which_beats_preset(runs):
+    config = train.parse(
+        ["--scale", "laptop", "--name", "a", "--d_model", "32", "--tasks", "RepeatFirstEasy"]
+    )
+    assert config.d_model == 32  # flag
+    assert config.d_ff == 256 and config.store_executed  # scale
+    assert config.grad_clip == 1.0 and config.attempts == 2  # preset
+
+
+def test_the_scale_is_chosen_by_the_device_and_said(runs, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert train.parse(["--name", "a"]).scale == "laptop"
+    assert "scale: laptop, because there is no GPU" in capsys.readouterr().out
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    config = train.parse(["--name", "a"])
+    assert config.scale == "paper" and config.precision == "bf16" and config.device == "cuda"
+    assert "scale: paper, because a GPU is there" in capsys.readouterr().out
+
+
+def test_bf16_trains_too(runs):
+    assert train.main(["--name", "a", *SMOKE, *TWO, "--precision", "bf16"]) is not None
+    assert all(row["skipped"] == 0 for row in rows_of(runs / "a") if "skipped" in row)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--tasks", "RepeatFrist"], r"unknown task 'RepeatFrist' .*RepeatFirst"),
+        (["--env", "popgimm"], "unknown --env 'popgimm'"),
+        (["--context", "100000000"], r"a context of 100000000 needs about .* GB .*lower --context"),
+        (["--replay_trajectories", "1000000000"], "the replay would take .* lower --replay_trajectories"),
+        (["--resume", "--name", "nothing"], "no run runs/nothing to resume"),
+        (["--resume"], "needs the run's name"),
+        (["--heads", "3"], "multiple of --heads"),
+        (["--batch_size", "0"], "--batch_size must be at least 1"),
+        (["--env_steps_per_update", "0"], "--env_steps_per_update must be above 0"),
+        (["--replay_steps", "100000"], "exactly one of"),
+        (["--device", "cuda"], "no GPU is there"),
+        (["--gammas", "0.9", "1.5"], "discounts"),
+        (["--init", "nowhere.pt"], "no checkpoint at nowhere.pt"),
+    ],
+)
+def test_mistakes_print_one_clear_line_and_no_traceback(runs, flags, words, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises((ValueError, checkpoint.CheckpointError), match=words) as caught:
+        train.main([*SMOKE, *flags])
+    assert "\n" not in str(caught.value)
+    assert not runs.exists() or not list(runs.glob("*/metrics.jsonl"))
+
+
+def program(folder, *arguments):
+    "Start train.py as a user would, in a copy of the project."
+    for file in ROOT.glob("*.py"):
+        shutil.copy(file, folder)
+    shutil.copytree(ROOT / "results", folder / "results", dirs_exist_ok=True)
+    command = [sys.executable, "train.py", *arguments]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_a_mistake_on_the_command_line(tmp_path):
+    process = program(tmp_path, "--scale", "smoke", "--tasks", "RepeatFirst")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert errors.startswith("error: unknown task 'RepeatFirst'") and len(errors.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves_first_and_the_run_can_be_resumed(tmp_path, number):
+    flags = ["--name", "a", "--scale", "smoke", "--device", "cpu", *TWO]
+    process = program(tmp_path, *flags, "--steps", "100000000")
+    log = tmp_path / "runs" / "a" / "metrics.jsonl"
+    deadline = time.time() + 60
+    while not (log.exists() and log.read_text().count("\n") >= 2):
+        assert time.time() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 128 + number
+    assert "python train.py --name a --resume" in output
+    steps = checkpoint.load(tmp_path / "runs" / "a" / "checkpoint.pt")["counters"]["steps"]
+    process = program(tmp_path, "--name", "a", "--resume", "--steps", str(steps + 500))
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    assert f"resuming runs/a at env step {steps:,}" in output
+
+
+def test_plot_says_what_is_wrong(tmp_path):
+    with pytest.raises(ValueError, match="no log at"):
+        plot.main(["run", str(tmp_path)])
+    with pytest.raises(ValueError, match="python plot.py run runs/<name>"):
+        plot.main(["walk", str(tmp_path)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_learns_two_tasks_in_four_minutes(runs, seed):
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    flags = ["--tasks", "RepeatFirstEasy,HigherLowerEasy", "--attempts", "1", "--scale", "laptop"]
+    table = train.main([*flags, "--minutes", "4", "--name", "learn", "--seed", str(seed), "--device", "cpu"])
+    returns = {row["task"]: row["return"] for row in table}
+    assert returns["RepeatFirstEasy"] >= 0.8 and returns["HigherLowerEasy"] >= 0.4, returns

@@ -1,0 +1,56 @@
+"""scores.py and the measured bounds behind it."""
+
+import csv
+import sys
+
+import numpy as np
+import pytest
+
+from envs import Actions, popgym_tasks
+from scores import RESULTS, format_table, load_bounds, mean_scores, score_rows
+
+sys.path.insert(0, str(RESULTS))
+import popgym_bounds
+
+TABLE = {row["task"]: row for row in csv.DictReader((RESULTS / "popgym_bounds.csv").open())}
+
+
+def test_score_by_hand():
+    rows = score_rows({"a": [1.0, 3.0], "b": [0.0]}, {"a": (0.0, 4.0), "b": (-1.0, 1.0)})
+    assert [row["score"] for row in rows] == [0.5, 0.5]
+    assert rows[0]["standard_error"] == pytest.approx(1.0) and np.isnan(rows[1]["standard_error"])
+    assert mean_scores(rows) == (1.0, 0.5)
+    assert "0.500" in format_table(rows).splitlines()[-1]
+
+
+def test_no_bounds_no_score():
+    rows = score_rows({"a": [1.0], "new": [2.0]}, {"a": (0.0, 1.0)})
+    assert rows[1]["score"] is None and mean_scores(rows) == (1.5, None)
+    assert load_bounds("gym:CartPole-v1") == {}
+
+
+def test_bounds_cover_all_tasks():
+    assert list(TABLE) == list(popgym_tasks()) == list(load_bounds("popgym"))
+    for low, high in load_bounds("popgym").values():
+        assert -1 <= low < high <= 1
+
+
+@pytest.mark.parametrize(
+    "task", ["AutoencodeEasy", "CountRecallHard", "RepeatPreviousHard", "MineSweeperEasy"]
+)
+def test_exact_bounds_are_reached_again(task):
+    returns = popgym_bounds.play(
+        popgym_tasks()[task], popgym_bounds.ORACLES[popgym_bounds.task_family(task)], 3, 7
+    )
+    assert TABLE[task]["best_kind"] == "exact"
+    np.testing.assert_allclose(returns, float(TABLE[task]["best_mean"]), atol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["HigherLowerEasy", "MultiarmedBanditEasy", "PositionOnlyCartPoleMedium"])
+def test_estimates_agree_with_a_fresh_measurement(task):
+    row, make, rng = TABLE[task], popgym_tasks()[task], np.random.default_rng(1)
+    size = Actions(make().action_space).size
+    low = popgym_bounds.play(make, lambda env: int(rng.integers(size)), 60, seed=5)
+    assert abs(low.mean() - float(row["random_mean"])) < 5 * low.std() / 60**0.5
+    high = popgym_bounds.play(make, popgym_bounds.ORACLES[popgym_bounds.task_family(task)], 20, seed=5)
+    assert abs(high.mean() - float(row["best_mean"])) < 5 * high.std() / 20**0.5 + 1e-6
