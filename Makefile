@@ -1,10 +1,9 @@
 # Two commands on a fresh machine:  make train,  make test.  Both first set up .venv from requirements.txt.
 
 PYTHON ?= python3.11
-NAME ?= popgym_$(shell date +%Y%m%d_%H%M%S)
 
 train: .venv/ready
-	.venv/bin/python train.py --env popgym --variant ind_ind --name $(NAME)
+	.venv/bin/python train.py --env popgym --variant ind_ind
 
 test: .venv/ready
 	.venv/bin/ruff check .

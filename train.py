@@ -343,6 +343,8 @@ class Run:
             torch.set_num_threads(config.threads)
         self.rng = np.random.default_rng(config.seed)
         self.device = torch.device(config.device)
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
         self.env = make_env(**env_arguments(config))  # never stepped: it knows tasks, layout and sizes
         self.previous_action = self.env.layout["previous_action"]
         observation_dim, action_dim, discrete = sizes(self.env)

@@ -8,66 +8,68 @@ import pytest
 import torch
 
 from agent import VARIANTS, Agent, Policy, losses_ind_ind
-from critics import TwoHotCritics, take_subset, td_target
-from crr_actor import ActorHead, Categorical, TanhGaussian, advantage, crr_loss
+from critics import td_target
+from crr_actor import Categorical, TanhGaussian, advantage
 from train import Config, update
-from twohot import BinSupport, twohot_loss
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 @pytest.mark.parametrize("kind", ["discrete", "continuous"])
-def test_losses_equal_the_authors_numbers(kind):
+def test_losses_equal_the_authors_numbers(kind, monkeypatch):
     "TD targets, advantages, unreduced losses and the total, from the recorded states, weights and draws."
     g = {k: torch.as_tensor(v) for k, v in np.load(GOLDEN / f"agent_ind_ind_{kind}.npz").items()}
-    gammas, valid, A = g["gammas"].tolist(), g["valid"], g["actions"].shape[-1]
-    close = {"rtol": 1e-4, "atol": 2e-5}
-
-    def critics(prefix):
-        net = TwoHotCritics(16, A, gammas, critics=4, hidden=(16, 16), bins=32)
+    valid, A = g["valid"], g["actions"].shape[-1]
+    config = small(
+        gammas=tuple(round(x, 6) for x in g["gammas"].tolist()),
+        bins=32,
+        critics=4,
+        prob_low=0.001,
+        prob_high=0.99,
+    )
+    agent = Agent(config, observation_dim=10, action_dim=A, discrete=kind == "discrete")
+    for name in ("critics", "target_critics"):
         for i, layer in enumerate(("inp_layer", "core_layers.0", "output_layer")):
-            net.weight[i].data.copy_(g[f"weights/{prefix}.net.{layer}.weight"])
-            net.bias[i].data.copy_(g[f"weights/{prefix}.net.{layer}.bias"].view(4, 1, -1))
-        return net
-
-    def actor(prefix):
-        net = ActorHead(16, A if kind == "discrete" else 2 * A, len(gammas), hidden=(16, 16))
-        for layer, name in zip(net.layers, ("in_layer", "layers.0", "out_layer"), strict=True):
-            layer.weight.data.copy_(g[f"weights/{prefix}.base.{name}.weight"])
-            layer.bias.data.copy_(g[f"weights/{prefix}.base.{name}.bias"])
-        return net
-
-    distribution = (lambda f: Categorical(f, 0.001, 0.99)) if kind == "discrete" else TanhGaussian
-    decode, online = BinSupport(32).decode, critics("critics")
-    h_SD, next_SD = g["expect/state_rep"][:, :-1][valid], g["expect/state_rep"][:, 1:][valid]
+            getattr(agent, name).weight[i].data.copy_(g[f"weights/{name}.net.{layer}.weight"])
+            getattr(agent, name).bias[i].data.copy_(g[f"weights/{name}.net.{layer}.bias"].view(4, 1, -1))
+    for name in ("actor", "target_actor"):
+        for layer, theirs in zip(
+            getattr(agent, name).layers, ("in_layer", "layers.0", "out_layer"), strict=True
+        ):
+            layer.weight.data.copy_(g[f"weights/{name}.base.{theirs}.weight"])
+            layer.bias.data.copy_(g[f"weights/{name}.base.{theirs}.bias"])
     stored_SA = g["actions"][valid]
     if kind == "discrete":  # the authors' clip of stored one-hots, kept for this comparison alone
         clipped = stored_SA.clamp(0.001, 0.99)
         stored_SA = clipped / clipped.sum(-1, keepdim=True)
 
-    next_action_SGA = g["draw0_actions"][0][:, 1:][valid]
-    q_next_CSG = decode(critics("target_critics")(next_SD, next_action_SGA))
+    # The recorded draws, in the order in which they were made, in place of new ones.
+    draws = iter([g["draw0_actions"][:, :, 1:][:, valid], g["draw2_actions"][:, :, :-1][:, valid]])
+    for distribution in (Categorical, TanhGaussian):
+        monkeypatch.setattr(distribution, "sample", lambda self, samples, generator=None: next(draws))
     subset_RSG = g["draw1_ensemble_subset"][valid].squeeze(-1).movedim(1, 0)
-    reward_S = g["rewards"][valid].squeeze(-1) * g["reward_multiplier"].float()
-    y_SG = td_target(
-        reward_S, g["dones"][valid].squeeze(-1), take_subset(q_next_CSG, subset_RSG).mean(0), g["gammas"]
+    monkeypatch.setattr("agent.draw_subset", lambda critics, shape, device=None: subset_RSG)
+    seen = {}
+    for name, function in (("td_target", td_target), ("advantage", advantage)):
+        record = lambda *a, name=name, function=function: seen.setdefault(name, function(*a))
+        monkeypatch.setattr(f"agent.{name}", record)
+
+    actor_loss_SG, critic_loss_CSG, _ = losses_ind_ind(
+        agent,
+        config,
+        g["expect/state_rep"][:, :-1][valid],
+        g["expect/state_rep"][:, 1:][valid],
+        stored_SA,
+        g["rewards"][valid].squeeze(-1) * g["reward_multiplier"].float(),
+        g["dones"][valid].squeeze(-1),
     )
-    torch.testing.assert_close(y_SG, g["expect/td_target"][valid][:, 0, :, 0], **close)
-
-    logits_CSGN = online(h_SD, stored_SA.unsqueeze(1))
-    critic_loss_CSG = twohot_loss(logits_CSGN, *BinSupport(32).encode(y_SG))
-    expected = g["expect/critic_loss_BTCG"][valid].squeeze(-1).movedim(1, 0)
-    torch.testing.assert_close(critic_loss_CSG, expected, **close)
-
-    sampled_KSGA = g["draw2_actions"][:, :, :-1][:, valid]
-    q_sampled_KSG = decode(online(h_SD, sampled_KSGA)).mean(0)
-    advantage_SG = advantage(decode(logits_CSGN).mean(0), q_sampled_KSG)
-    torch.testing.assert_close(advantage_SG, g["expect/advantage"][:, :-1][valid].squeeze(-1), **close)
-
-    stored_S1A = g["actions"][valid].unsqueeze(1)
-    actor_loss_SG, _ = crr_loss(distribution(actor("actor")(h_SD)).log_prob(stored_S1A), advantage_SG)
+    close = {"rtol": 1e-4, "atol": 2e-5}
+    torch.testing.assert_close(seen["td_target"], g["expect/td_target"][valid][:, 0, :, 0], **close)
+    torch.testing.assert_close(seen["advantage"], g["expect/advantage"][:, :-1][valid].squeeze(-1), **close)
+    expected_CSG = g["expect/critic_loss_BTCG"][valid].squeeze(-1).movedim(1, 0)
+    torch.testing.assert_close(critic_loss_CSG, expected_CSG, **close)
     torch.testing.assert_close(actor_loss_SG, g["expect/actor_loss_BTG"][valid].squeeze(-1), **close)
-    total = actor_loss_SG.mean() + 10 * critic_loss_CSG.mean()
+    total = actor_loss_SG.mean() + config.critic_weight * critic_loss_CSG.mean()
     torch.testing.assert_close(total, g["expect/total_loss"], **close)
 
 

@@ -311,11 +311,11 @@ def test_padding_changes_neither_states_nor_gradients():
 
 
 def test_dropout_acts_in_training_alone(monkeypatch):
+    plain, x_BTI, time_BT = model_and_window()
+    model, _, _ = model_and_window(dropout=0.5)
     # In training mode u and v move as well, and two forwards would differ for that reason alone.
     monkeypatch.setattr(SigmaReparamLinear, "power_iteration", lambda layer: None)
-    plain, x_BTI, time_BT = model_and_window()
     assert torch.equal(plain.train()(x_BTI, time_BT), plain(x_BTI, time_BT))
-    model, _, _ = model_and_window(dropout=0.5)
     assert torch.equal(model(x_BTI, time_BT), model(x_BTI, time_BT))
     model.train()
     assert 0.4 < (model.embed(x_BTI, time_BT) == 0).float().mean() < 0.6  # on embeddings
