@@ -111,21 +111,49 @@ def gradients(config, batch, seed=0):
     return agent, metrics, {n: p.grad for n, p in agent.named_parameters() if p.grad is not None}
 
 
-def test_chunk_size_changes_nothing(monkeypatch):
-    "The same loss and gradients in one chunk or many, where the random draws are the same."
-    # A deterministic policy makes the draws independent of how states are grouped.
+@pytest.fixture
+def no_chance(monkeypatch):
+    "Deterministic policies and subsets, so that draws do not depend on how states are grouped."
     monkeypatch.setattr(
         Categorical, "sample", lambda self, k, generator=None: self.mode().expand(k, *self.probs.shape)
     )
     monkeypatch.setattr(
         "agent.draw_subset", lambda critics, shape, device=None: torch.zeros(2, *shape, dtype=torch.long)
     )
+
+
+def test_chunk_size_changes_nothing(no_chance):
     _, whole, expected = gradients(small(chunk=1000, grad_clip=1e9), window())
+    _, parts, got = gradients(small(chunk=1000, grad_clip=1e9), window())
     _, parts, got = gradients(small(chunk=5, grad_clip=1e9), window())
     assert abs(whole["loss/critic"] - parts["loss/critic"]) < 1e-5
     assert set(got) == set(expected) and len(got) > 30
     for name in expected:
         torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_the_update_has_the_gradients_of_one_plain_loss(no_chance):
+    "Chunks, detached states and two backward passes, against loss.backward() on everything at once."
+    config, batch = small(chunk=5, grad_clip=1e9), window()
+    _, _, got = gradients(config, batch)
+    torch.manual_seed(0)
+    agent = Agent(config, observation_dim=7, action_dim=3, discrete=True)
+    agent.encoder.norm.update(batch.obs_BTO, torch.nn.functional.pad(batch.mask_BT, (1, 0), value=True))
+    h_BTD, mask_BT = agent.states(batch.obs_BTO, batch.time_BT), batch.mask_BT
+    actor_loss_SG, critic_loss_CSG, _ = losses_ind_ind(
+        agent,
+        config,
+        h_BTD[:, :-1][mask_BT],
+        h_BTD[:, 1:][mask_BT],
+        agent.action_vectors(batch.action_BT[mask_BT]),
+        batch.reward_BT[mask_BT] * config.reward_scale,
+        batch.done_BT[mask_BT],
+    )
+    (actor_loss_SG.mean() + config.critic_weight * critic_loss_CSG.mean()).backward()
+    expected = {name: p.grad for name, p in agent.named_parameters() if p.grad is not None}
+    assert set(got) == set(expected)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-3, atol=1e-6)
 
 
 def test_padding_changes_nothing():
@@ -177,6 +205,33 @@ def test_a_policy_that_always_takes_the_stored_action_has_advantage_exactly_zero
         agent, config, torch.randn(50, 16), torch.randn(50, 16), stored_SA, torch.randn(50), torch.zeros(50)
     )
     assert metrics["filter"].sum() == 0 and actor_loss.abs().max() == 0
+
+    # Also where the critics' two passes round differently, here as far as they can.
+    class Noisy(torch.nn.Module):
+        def forward(self, state_SD, action):
+            return torch.randn(4, *action.shape[:-2], 2, 16, requires_grad=True)
+
+    agent.critics = Noisy()
+    _, _, metrics = losses_ind_ind(
+        agent, config, torch.randn(50, 16), torch.randn(50, 16), stored_SA, torch.randn(50), torch.zeros(50)
+    )
+    assert metrics["filter"].sum() == 0
+
+
+def test_the_target_values_the_target_actors_action():
+    config = small(prob_low=0.0, prob_high=1.0)
+    agent = Agent(config, 7, 3, True)
+    with torch.no_grad():
+        for actor, action in ((agent.actor, 0), (agent.target_actor, 2)):
+            actor.layers[-1].weight.zero_()
+            actor.layers[-1].bias.copy_(1e4 * torch.eye(3)[action].repeat(2))
+    valued = []
+    agent.target_critics.register_forward_pre_hook(lambda module, inputs: valued.append(inputs[1]))
+    stored_SA = torch.eye(3)[torch.zeros(5, dtype=torch.long)]
+    losses_ind_ind(
+        agent, config, torch.randn(5, 16), torch.randn(5, 16), stored_SA, torch.randn(5), torch.zeros(5)
+    )
+    assert (valued[0].argmax(-1) == 2).all() and valued[0].shape == (5, 2, 3)
 
 
 def test_truncation_bootstraps_and_termination_does_not():

@@ -197,6 +197,8 @@ def test_long_rollouts_enter_the_replay_in_segments(runs):
     run.replay.add = lambda *a: (added.append([np.copy(x) for x in a]), real_add(*a))
     for _ in range(150):
         train.collect(run)
+        # The policy's clock is the rollout's: it runs on over cuts, and starts anew with a new rollout.
+        assert run.policy.time_B.tolist() == (run.lanes.time_E + run.lanes.count_E).tolist()
     run.close()
     assert {len(reward) for _, _, reward, *_ in added} <= set(range(1, 11)) and len(added) > 20
     tails, joined = [], 0

@@ -110,6 +110,8 @@ def test_float32_under_autocast():
         assert a.dtype == torch.float32
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert twohot_loss(logits.bfloat16(), *support.encode(y)).dtype == torch.float32
+    half = torch.tensor([1000.0, 3.3]).bfloat16()  # a value that comes in half precision is not coded in it
+    torch.testing.assert_close(support.encode(half)[1], support.encode(half.float())[1], rtol=0, atol=0)
 
 
 def test_claim_the_loss_does_not_follow_the_scale_of_returns():
