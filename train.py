@@ -656,19 +656,24 @@ def check(config: Config) -> None:
         raise ValueError("give exactly one of --replay_trajectories and --replay_steps (the other as None)")
     if c.d_model % c.heads:
         raise ValueError(f"--d_model {c.d_model} must be a multiple of --heads {c.heads}")
-    for field in (
-        "context",
-        "batch_size",
-        "num_envs",
-        "chunk",
-        "action_samples",
-        "eval_episodes",
-        "final_episodes",
-    ):
+    at_least_1 = ("steps", "num_envs", "batch_size", "context", "chunk", "segment_length", "action_samples")
+    at_least_1 += ("layers", "heads", "critics", "log_every", "eval_episodes", "final_episodes")
+    for field in at_least_1:
         if getattr(c, field) < 1:
             raise ValueError(f"--{field} must be at least 1, got {getattr(c, field)}")
+    for field in ("tau", "epsilon_start", "epsilon_end", "prob_low", "prob_high"):
+        if not 0 <= getattr(c, field) <= 1:
+            raise ValueError(f"--{field} must lie between 0 and 1, got {getattr(c, field)}")
+    if not c.gammas or not all(0 <= g < 1 for g in c.gammas):
+        raise ValueError(f"--gammas takes one or more discounts in [0, 1), got {list(c.gammas)}")
+    if c.minutes is not None and c.minutes <= 0:
+        raise ValueError(f"--minutes must be above 0, got {c.minutes}")
+    if c.name != Path(c.name).name:
+        raise ValueError(f"--name is a folder's name under runs/, without slashes, got {c.name}")
     if c.env_steps_per_update <= 0:
         raise ValueError(f"--env_steps_per_update must be above 0, got {c.env_steps_per_update}")
+    if not c.device.startswith(("cpu", "cuda")):
+        raise ValueError(f"--device {c.device} is not known here: say auto, cpu, cuda or cuda:1")
     if c.device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {c.device}, but no GPU is there: leave it out, or say --device cpu")
 
