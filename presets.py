@@ -132,10 +132,12 @@ SMOKE = LAPTOP | {
 }
 
 # name -> scale -> values. `gym`, for any Gymnasium ids, is not in the paper: it takes POPGym's column, whose
-# observations are vectors, too, and plays each task once.
+# observations are vectors, too, and plays each task once. POPGym's returns lie in [-1, 1]; elsewhere they
+# are often in the hundreds, and 200 times that would leave the bins.
+GYM = {"attempts": 1, "reward_scale": 10.0}
 PRESETS: dict[str, dict[str, dict]] = {
     "popgym": {"paper": POPGYM, "laptop": LAPTOP, "smoke": SMOKE},
-    "gym": {"paper": POPGYM | {"attempts": 1}, "laptop": LAPTOP, "smoke": SMOKE},
+    "gym": {"paper": POPGYM | GYM, "laptop": LAPTOP | GYM, "smoke": SMOKE | GYM},
 }
 
 
