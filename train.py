@@ -187,9 +187,13 @@ def explore(action_E, epsilon_E, agent: Agent, rng: np.random.Generator):
 
 
 class Lanes:
-    """The rollouts being lived, one lane an environment, until they are handed to the replay."""
+    """The rollouts being lived, one lane an environment, until they are handed to the replay.
 
-    def __init__(self, num_envs: int, length: int, observation_dim: int, rng: np.random.Generator):
+    `length` is the most steps in a segment; `rng` staggers the cuts in longer rollouts, so that they do not
+    all come at once; None where every rollout fits whole.
+    """
+
+    def __init__(self, num_envs: int, length: int, observation_dim: int, rng: np.random.Generator | None):
         self.obs_ELO = np.zeros((num_envs, length + 1, observation_dim), dtype=np.float32)
         self.reward_EL = np.zeros((num_envs, length), dtype=np.float32)
         self.index = np.arange(num_envs)
@@ -198,10 +202,11 @@ class Lanes:
         self.length, self.rng = length, rng
 
     def start(self, e: int, obs_O: np.ndarray, time: int) -> None:
-        "Begin a segment in lane `e`. Lengths are staggered, so that long rollouts are not cut in step."
+        "Begin a segment in lane `e`."
         self.obs_ELO[e, 0] = obs_O
         self.time_E[e], self.count_E[e] = time, 0
-        self.cut_E[e] = self.rng.integers(max(1, 3 * self.length // 4), self.length + 1)
+        if self.rng is not None:
+            self.cut_E[e] = self.rng.integers(max(1, 3 * self.length // 4), self.length + 1)
 
     def append(self, obs_EO: np.ndarray, reward_E: np.ndarray) -> None:
         "One more step in every lane."
@@ -382,7 +387,8 @@ class Run:
         self.envs = make_vector_env(
             num_envs=config.num_envs, asynchronous=config.asynchronous, **env_arguments(config)
         )
-        self.lanes = Lanes(config.num_envs, length, observation_dim, self.rng)
+        whole = self.env.max_rollout_length is not None and self.env.max_rollout_length <= length
+        self.lanes = Lanes(config.num_envs, length, observation_dim, None if whole else self.rng)
         self.policy = Policy(self.agent, config, config.num_envs, seed=config.seed + self.steps)
         seed = int(np.random.SeedSequence([config.seed, self.steps]).generate_state(1)[0] % 10**9)
         for e, obs_O in enumerate(self.envs.reset(seed=seed)[0]):
@@ -426,8 +432,9 @@ class Run:
         self.logged = now, _, _ = time.monotonic(), self.steps, self.updates
         row = {name: float(np.mean([float(m[name]) for m in self.recent])) for name in self.recent[0]}
         row |= {f"return/{task}": float(np.mean(v)) for task, v in sorted(self.returns.items())}
+        if self.last_returns:
+            row["return_mean"] = float(np.mean([np.mean(v) for v in self.last_returns.values()]))
         row |= {
-            "return_mean": float(np.mean([np.mean(v) for v in self.last_returns.values()] or [np.nan])),
             "learning_rate": self.schedule.get_last_lr()[0],
             "epsilon": float(self.lanes.epsilon_E.mean()),
             "replay_steps": self.replay.num_steps,
@@ -436,7 +443,7 @@ class Run:
             "updates_per_second": (self.updates - updates) / (now - then),
         }
         self.recent, self.returns = [], defaultdict(list)
-        self.log.write(self.steps, self.updates, {k: v for k, v in row.items() if not np.isnan(v)})
+        self.log.write(self.steps, self.updates, row)
 
     def evaluate(self, episodes: int) -> list[dict] | None:
         "Play without noise, log it, and keep the best weights. None if a signal came meanwhile."

@@ -215,6 +215,16 @@ def test_long_rollouts_enter_the_replay_in_segments(runs):
     assert joined > 5
 
 
+def test_rollouts_that_fit_are_never_cut(runs):
+    run = train.Run(train.parse(["--name", "a", *SMOKE, *TWO, "--num_envs", "2", "--segment_length", "51"]))
+    lengths = []
+    run.replay.add = lambda obs, action, reward, *rest: lengths.append((len(reward), rest[1]))
+    for _ in range(300):
+        train.collect(run)
+    run.close()
+    assert all(start == 0 for _, start in lengths) and (51, 0) in lengths
+
+
 def test_explicit_flag_beats_scale_which_beats_preset(runs):
     config = train.parse(
         ["--scale", "laptop", "--name", "a", "--d_model", "32", "--tasks", "RepeatFirstEasy"]
