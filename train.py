@@ -44,15 +44,9 @@ class Config:
     # ---- what to train on
     env: str = "popgym"  # benchmark, or gym:ID[,ID...] for any Gymnasium ids
     tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default all
-    attempts: int = (
-        2  # plays of a task in one rollout; all but the last are free exploration | paper, section 4
-    )
-    store_executed: bool = (
-        False  # store the valid action that was executed instead of the one chosen | DEVIATION
-    )
-    variant: Literal["ind_ind"] = (
-        "ind_ind"  # actor and critic loss, scale-independent ones | paper, Eq. 3 and 4
-    )
+    attempts: int = 2  # plays of a task in a rollout, all but the last free exploration | section 4
+    store_executed: bool = False  # store the valid action carried out, not the one chosen | DEVIATION
+    variant: Literal["ind_ind"] = "ind_ind"  # actor and critic loss, both scale-independent | Eq. 3, 4
     # ---- the run
     name: str | None = None  # folder under runs/; default: environment, variant and time
     scale: Literal["auto", "paper", "laptop", "smoke"] = "auto"  # auto: paper on a GPU, laptop on a CPU
@@ -72,7 +66,7 @@ class Config:
     epsilon_end: float = 0.05  # and at the end of the schedule | authors' script
     epsilon_steps: int = 1_000_000  # length of the schedule, in steps of each environment | authors' script
     segment_length: int = (
-        2000  # longer rollouts enter the replay in segments of about this many steps | design
+        2000  # longer rollouts enter the replay in segments of 3/4 to all of this | our choice
     )
     replay_trajectories: int | None = 15_000  # replay capacity in trajectories | Table 1 (POPGym)
     replay_steps: int | None = None  # or in env steps; exactly one of the two
@@ -101,9 +95,11 @@ class Config:
     critics: int = 4  # critic ensemble C | Table 1
     bins: int = 64  # critic output bins N | Table 2 (POPGym)
     bin_low: float = -1e5  # limits of the bins, in scaled returns | appendix A
-    bin_high: float = 1e5
+    bin_high: float = 1e5  # upper limit | appendix A
     symlog: bool = True  # bins spaced evenly in symlog space | appendix A
-    prob_low: float = 1e-6  # discrete policies: probabilities are clipped from below | design (POPGym)
+    prob_low: float = (
+        1e-6  # discrete policies: probabilities are clipped from below | our choice (27 actions)
+    )
     prob_high: float = 1.0  # and from above
     # ---- reporting
     log_every: int = 50  # updates between rows of metrics.jsonl
