@@ -90,7 +90,7 @@ class TwoHotCritics(nn.Module):
 def draw_subset(critics: int, shape: tuple, size: int = 2, generator=None, device=None) -> Tensor:
     """Indices of the critics behind each target, (size, *shape): drawn per element, with replacement.
 
-    Source: REDQ's random subset, as the authors' code draws it (2 of 4; design: per b, t, discount).
+    Source: REDQ's random subset, as the authors' code draws it: 2 of 4, anew for each b, t and discount.
     """
     return torch.randint(critics, (size, *shape), generator=generator, device=device)
 

@@ -65,9 +65,7 @@ class Config:
     epsilon_start: float = 1.0  # share of random actions at the start | authors' script
     epsilon_end: float = 0.05  # and at the end of the schedule | authors' script
     epsilon_steps: int = 1_000_000  # length of the schedule, in steps of each environment | authors' script
-    segment_length: int = (
-        2000  # longer rollouts enter the replay in segments of 3/4 to all of this | our choice
-    )
+    segment_length: int = 2000  # longer rollouts are stored in segments of 3/4 to all of this | our choice
     replay_trajectories: int | None = 15_000  # replay capacity in trajectories | Table 1 (POPGym)
     replay_steps: int | None = None  # or in env steps; exactly one of the two
     # ---- learning
