@@ -21,8 +21,8 @@ Rollouts and attempts. Memory runs through a rollout, so nothing but these flags
 there is no dead step (OFFICIAL: the authors spend one ignored action in POPGym). The observation after
 an attempt's last action is the next attempt's first, a fresh variant of the same task, and carries that
 action's reward; the last frame of the finished attempt is dropped. The rollout terminates when its last
-attempt is over, for whatever reason. Rewards of all attempts but the last are shown to the agent and
-not returned: free exploration, then one play that counts.
+attempt is over, for whatever reason; only a cap of `max_steps` truncates it. Rewards of all attempts but
+the last are shown to the agent and not returned: free exploration, then one play that counts.
 
 OFFICIAL  sizes come from the spaces as they are: 27 actions, where the paper's POPGym had 26.
 DEVIATION `store_executed`: an invalid action is replaced by a random valid one, and `previous_action`
@@ -32,8 +32,12 @@ DEVIATION `store_executed`: an invalid action is replaced by a random valid one,
 import argparse
 import difflib
 import functools
+import os
 import re
-from collections.abc import Callable
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import gymnasium
 import numpy as np
@@ -58,34 +62,35 @@ def feature_count(space: spaces.Space) -> int:
     raise ValueError(f"observations of type {type(space).__name__} cannot be made into a vector")
 
 
-def flattener(space: spaces.Space) -> Callable:
-    """A function (value, out) that writes a value of `space` into the zeroed vector `out`.
+def flattener(space: spaces.Space, at: int = 0) -> Callable:
+    """A function (value, out) that writes a value of `space` into the zeroed vector `out`, from `at` on.
 
     Built once, because this runs at every step and Gymnasium's own `flatten` costs as much as a task.
     """
     if isinstance(space, spaces.Discrete):
-        first = int(space.start)
+        at -= int(space.start)
 
         def write(value, out):
-            out[int(value) - first] = 1.0
+            out[at + int(value)] = 1.0
     elif isinstance(space, spaces.MultiDiscrete):
         nvec = space.nvec.ravel()
-        first = np.concatenate([[0], np.cumsum(nvec)[:-1]]) - space.start.ravel()
+        first = at + np.concatenate([[0], np.cumsum(nvec)[:-1]]) - space.start.ravel()
 
         def write(value, out):
             out[first + np.ravel(value)] = 1.0
     elif isinstance(space, (spaces.Tuple, spaces.Dict)):
         named = list(space.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
-        ends = np.cumsum([0] + [feature_count(s) for _, s in named])
-        parts = [(key, flattener(s), a, b) for (key, s), a, b in zip(named, ends, ends[1:])]
+        starts = at + np.cumsum([0] + [feature_count(s) for _, s in named])
+        parts = [(key, flattener(s, int(start))) for (key, s), start in zip(named, starts)]
 
         def write(value, out):
-            for key, write_part, a, b in parts:
-                write_part(value[key], out[a:b])
+            for key, write_part in parts:
+                write_part(value[key], out)
     else:
+        end = at + feature_count(space)
 
         def write(value, out):
-            out[:] = np.ravel(value)
+            out[at:end] = np.ravel(value)
 
     return write
 
@@ -121,26 +126,40 @@ class Actions:
 class MultiTaskEnv(gymnasium.Env):
     """One of several tasks in each rollout, drawn uniformly; see the file's docstring for what is seen.
 
-    Arguments: `tasks` {name: constructor}; `attempts` plays in a rollout, all but the last of them free
-    exploration; `store_executed` as above. Everything random follows from `reset(seed=...)`: the task, its
+    Arguments: `tasks` {name: constructor}; `attempts` plays in a rollout, the first `free_attempts` of
+    them (default: all but the last) without returned reward; `store_executed` as above; `max_steps` of a
+    rollout, after which it is truncated. Everything random follows from `reset(seed=...)`: the task, its
     variants, and the replacement of invalid actions. `reset(options={"task": name})` asks for a task.
 
     info: "task" and "task_id" always, for reports only; after a rollout's last step also "return" (the
     counted one), "length" (env steps) and "attempt_returns" (the real return of each attempt).
     Attributes: `tasks` their names, `layout` {name: slice of the observation}, `max_rollout_length` in
-    steps, or None where a task has no limit of its own.
-    Raises ValueError for no tasks, fewer than one attempt, or discrete and continuous actions together.
+    steps, or None where neither a task nor `max_steps` sets a limit.
+    Raises ValueError for no tasks, fewer than one attempt, no attempt that counts, discrete and continuous
+    actions together, an action outside `action_space`; `ResetNeeded` for a step outside a rollout.
     """
 
-    def __init__(self, tasks: dict[str, Callable], attempts: int = 1, store_executed: bool = False):
+    def __init__(
+        self,
+        tasks: dict[str, Callable],
+        attempts: int = 1,
+        store_executed: bool = False,
+        free_attempts: int | None = None,
+        max_steps: int | None = None,
+    ):
         if not tasks:
             raise ValueError("no tasks given")
         if attempts < 1:
             raise ValueError(f"--attempts must be at least 1, got {attempts}")
+        self.free_attempts = attempts - 1 if free_attempts is None else free_attempts
+        if not 0 <= self.free_attempts < attempts:
+            raise ValueError(
+                f"free_attempts must be from 0 to {attempts - 1}, so that an attempt counts, got {free_attempts}"
+            )
         self.tasks, self.attempts, self.store_executed = list(tasks), attempts, store_executed
+        self.max_steps = max_steps
         self._envs = [make() for make in tasks.values()]
         self._actions = [Actions(env.action_space) for env in self._envs]
-        self._widths = [feature_count(env.observation_space) for env in self._envs]
         self._write = [flattener(env.observation_space) for env in self._envs]
         kinds = {actions.discrete for actions in self._actions}
         if len(kinds) > 1:
@@ -150,7 +169,8 @@ class MultiTaskEnv(gymnasium.Env):
                 "Train them apart: one policy has one kind of action"
             )
         self.discrete = kinds.pop()
-        O, A = max(self._widths), max(actions.size for actions in self._actions)
+        O = max(feature_count(env.observation_space) for env in self._envs)
+        A = max(actions.size for actions in self._actions)
         widths = {
             "observation": O,
             "previous_action": A,
@@ -161,11 +181,12 @@ class MultiTaskEnv(gymnasium.Env):
         widths |= {"valid": 1} if self.discrete else {}
         ends = np.cumsum([0, *widths.values()])
         self.layout = {name: slice(int(a), int(b)) for name, a, b in zip(widths, ends, ends[1:])}
-        self._first_action, self._first_flag = O, O + A
-        self.observation_space = spaces.Box(-np.inf, np.inf, (int(ends[-1]),), np.float32)
+        self._size, self._first_action, self._first_flag = int(ends[-1]), O, O + A
+        self.observation_space = spaces.Box(-np.inf, np.inf, (self._size,), np.float32)
         self.action_space = spaces.Discrete(A) if self.discrete else spaces.Box(-1, 1, (A,), np.float32)
         limits = [attempt_limit(env) for env in self._envs]
-        self.max_rollout_length = None if None in limits else attempts * max(limits)
+        longest = None if None in limits else attempts * max(limits)
+        self.max_rollout_length = min((n for n in (longest, max_steps) if n is not None), default=None)
         self._info = [{"task": name, "task_id": i} for i, name in enumerate(self.tasks)]
         self._task = None
 
@@ -173,48 +194,62 @@ class MultiTaskEnv(gymnasium.Env):
         """Start a rollout: draw a task (or take options["task"]) and a variant of it."""
         super().reset(seed=None if seed is None else int(seed))
         name = (options or {}).get("task")
-        self._task = self.tasks.index(name) if name else int(self.np_random.integers(len(self.tasks)))
+        if name is None:
+            self._task = int(self.np_random.integers(len(self.tasks)))
+        elif name in self.tasks:
+            self._task = self.tasks.index(name)
+        else:
+            near = nearest(name, self.tasks)
+            raise ValueError(f"options ask for task '{name}', not one of these. Did you mean {near}?")
         self._attempt = self._length = 0
-        self._return, self._attempt_returns = 0.0, np.zeros(self.attempts, dtype=np.float32)
+        self._return, self._attempt_returns = 0.0, [0.0] * self.attempts
         obs = self._see(self._new_variant(), reward=0.0, attempt_start=True, valid=True)
         return obs, dict(self._info[self._task])
 
     def step(self, action):
         """One step of the task. Rewards of exploration attempts are shown, not returned."""
-        actions = self._actions[self._task]
+        task = self._task
+        if task is None:
+            raise gymnasium.error.ResetNeeded("the rollout is over, or none has begun: call reset() first")
+        actions = self._actions[task]
         if self.discrete:
             chosen = int(action)
+            # Out of range of all tasks, it would be written into a neighbouring slice of the observation.
+            if not 0 <= chosen < self.action_space.n:
+                raise ValueError(f"action {chosen} is not one of 0 to {self.action_space.n - 1}")
             valid = chosen < actions.size
             # An invalid action becomes a uniformly random valid one (appendix B).
             executed = chosen if valid else int(self.np_random.integers(actions.size))
         else:
             chosen = np.clip(np.asarray(action, dtype=np.float32), -1.0, 1.0)
+            if chosen.shape != self.action_space.shape:
+                raise ValueError(f"an action has shape {self.action_space.shape}, got {chosen.shape}")
             valid, executed = True, chosen[: actions.size]
-        frame, reward, terminated, truncated, _ = self._envs[self._task].step(actions.to_task(executed))
-        reward, over = float(reward), terminated or truncated
-        counts = self._attempt == self.attempts - 1
+        frame, reward, terminated, truncated, _ = self._envs[task].step(actions.to_task(executed))
+        reward, over = float(reward), bool(terminated or truncated)
+        counts = self._attempt >= self.free_attempts
+        returned = reward if counts else 0.0
         self._length += 1
         self._attempt_returns[self._attempt] += reward
-        self._return += reward if counts else 0.0
-        next_attempt = over and not counts
+        self._return += returned
+        terminated = over and self._attempt == self.attempts - 1
+        next_attempt = over and not terminated
         if next_attempt:
             self._attempt += 1
             frame = self._new_variant()
+        truncated = self._length == self.max_steps and not terminated
         obs = self._see(frame, reward, next_attempt, valid)
         shown = executed if self.store_executed else chosen
         if self.discrete:
             obs[self._first_action + shown] = 1.0
         else:
             obs[self._first_action : self._first_action + len(shown)] = shown
-        info = dict(self._info[self._task])
-        done = over and counts
-        if done:
-            info |= {
-                "return": self._return,
-                "length": self._length,
-                "attempt_returns": self._attempt_returns.copy(),
-            }
-        return obs, reward if counts else 0.0, done, False, info
+        info = self._info[task].copy()
+        if terminated or truncated:
+            info["return"], info["length"] = self._return, self._length
+            info["attempt_returns"] = np.array(self._attempt_returns, dtype=np.float32)
+            self._task = None
+        return obs, returned, terminated, truncated, info
 
     def _new_variant(self):
         "First frame of a fresh attempt. Each gets a seed from our own generator, so one seed decides all."
@@ -222,9 +257,13 @@ class MultiTaskEnv(gymnasium.Env):
 
     def _see(self, frame, reward: float, attempt_start: bool, valid: bool) -> np.ndarray:
         "The observation, but for the previous action. A new array each time: nothing stored can alias."
-        obs = np.zeros(self.observation_space.shape, dtype=np.float32)
-        self._write[self._task](frame, obs[: self._widths[self._task]])
-        obs[self._first_flag :] = (reward, attempt_start, self._attempt, valid)[: len(obs) - self._first_flag]
+        obs = np.zeros(self._size, dtype=np.float32)
+        self._write[self._task](frame, obs)
+        flag = self._first_flag
+        # One number at a time: at this size, building an array from them would cost more than the rest.
+        obs[flag], obs[flag + 1], obs[flag + 2] = reward, attempt_start, self._attempt
+        if self.discrete:
+            obs[flag + 3] = valid
         return obs
 
     def close(self) -> None:
@@ -277,10 +316,10 @@ def popgym_tasks() -> dict[str, Callable]:
 def gym_tasks(ids: str) -> dict[str, Callable]:
     """Tasks from comma-separated Gymnasium ids with vector observations. One-line ValueErrors for the rest."""
     tasks = {}
-    for name in filter(None, ids.split(",")):
+    for name in split_names(ids):
         try:
             env = gymnasium.make(name)
-        except gymnasium.error.Error as error:
+        except (gymnasium.error.Error, ImportError) as error:
             near = difflib.get_close_matches(name, gymnasium.registry, n=3)
             if name not in gymnasium.registry and near:
                 raise ValueError(f"unknown Gymnasium id '{name}'. Did you mean {', '.join(near)}?") from error
@@ -303,13 +342,28 @@ def gym_tasks(ids: str) -> dict[str, Callable]:
     return tasks
 
 
+def nearest(name: str, names: Sequence[str]) -> str:
+    "Up to three of `names` that a person who typed `name` may have meant."
+    inside = [n for n in names if name.lower() in n.lower()]
+    return ", ".join((inside or difflib.get_close_matches(name, names, cutoff=0.4) or list(names))[:3])
+
+
 def first_line(error: Exception) -> str:
     "The first sentence of an exception's text."
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-# A benchmark is a function that returns its tasks, {name: constructor}. Its package is imported there.
-BENCHMARKS: dict[str, Callable] = {"popgym": popgym_tasks}
+class Benchmark(NamedTuple):
+    """A benchmark: a function that returns its tasks, {name: constructor}, and its usual attempts.
+
+    The function imports the benchmark's package, so that nobody needs the packages of the others.
+    """
+
+    tasks: Callable
+    attempts: int = 1
+
+
+BENCHMARKS = {"popgym": Benchmark(popgym_tasks, attempts=2)}
 
 
 def all_tasks(env: str) -> dict[str, Callable]:
@@ -319,26 +373,35 @@ def all_tasks(env: str) -> dict[str, Callable]:
     if env not in BENCHMARKS:
         near = difflib.get_close_matches(env, BENCHMARKS, n=1, cutoff=0.0)
         raise ValueError(f"unknown --env '{env}'. Did you mean {near[0]}, or gym:{env}?")
-    return BENCHMARKS[env]()
+    return BENCHMARKS[env].tasks()
 
 
-def choose_tasks(env: str, tasks: str | None) -> dict[str, Callable]:
-    """The comma-separated subset `tasks` of a benchmark (None: all). ValueError names the nearest tasks."""
+def split_names(names: str | Sequence[str]) -> list[str]:
+    "Names from a comma-separated string, or from a list of them."
+    names = names.split(",") if isinstance(names, str) else names
+    return [name.strip() for name in names if name.strip()]
+
+
+def choose_tasks(env: str, tasks: str | Sequence[str] | None) -> dict[str, Callable]:
+    """The subset `tasks` of a benchmark (None: all of it). ValueError names the nearest tasks."""
     every = all_tasks(env)
     if tasks is None:
         return every
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    names = split_names(tasks)
     for name in names:
         if name not in every:
-            inside = [t for t in every if name.lower() in t.lower()][:3]
-            near = inside or difflib.get_close_matches(name, every, n=3, cutoff=0.4) or list(every)[:3]
             raise ValueError(
-                f"unknown task '{name}' for --env {env}. Did you mean {', '.join(near)}?  "
+                f"unknown task '{name}' for --env {env}. Did you mean {nearest(name, list(every))}?  "
                 f"(python envs.py --list {env})"
             )
     if not names:
         raise ValueError(f"--tasks names no task  (python envs.py --list {env})")
     return {name: every[name] for name in dict.fromkeys(names)}
+
+
+def task_names(env: str) -> list[str]:
+    """Names of a benchmark's tasks, in its own order. ValueError for an unknown benchmark."""
+    return list(all_tasks(env))
 
 
 def task_family(name: str) -> str:
@@ -347,25 +410,49 @@ def task_family(name: str) -> str:
 
 
 def make_env(
-    env: str, tasks: str | None = None, attempts: int = 1, store_executed: bool = False
+    env: str,
+    tasks: str | Sequence[str] | None = None,
+    attempts: int | None = None,
+    store_executed: bool = False,
 ) -> MultiTaskEnv:
     """A multi-task environment: `env` is a benchmark's name or gym:ID[,ID...]; `tasks` a subset of it.
 
-    Raises ValueError, one line, for anything that cannot be built.
+    `attempts` is 2 for POPGym and 1 for Gymnasium ids unless given. Raises ValueError, one line, for
+    anything that cannot be built.
     """
-    return MultiTaskEnv(choose_tasks(env, tasks), attempts, store_executed)
+    chosen = choose_tasks(env, tasks)
+    usual = BENCHMARKS[env].attempts if env in BENCHMARKS else 1
+    return MultiTaskEnv(chosen, usual if attempts is None else attempts, store_executed)
 
 
-def make_vector_env(num_envs: int, asynchronous: bool = False, **kwargs):
-    """`num_envs` of `make_env(**kwargs)` stepped together, in process or in worker processes.
+def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, **kwargs):
+    """`num_envs` of `make_env(env, **kwargs)` stepped together, in process or in worker processes.
 
-    They reset on the same step: where a rollout ends, the observation is already the next one's first,
-    and the old one's last comes as info["final_obs"][i], its info as info["final_info"]. Gymnasium's
-    default, resetting on the next step, would put a step into the data that nobody chose.
+    `reset(seed=s)` seeds environment i with s + i; workers hand over observations in shared memory. They
+    reset on the same step: where rollout i ends, the observation is already the next one's first, as are
+    info["task"] and info["task_id"]; the old one's last observation is info["final_obs"][i], its info
+    info["final_info"]["return"][i] and so on, each (num_envs, ...) with a mask info["final_info"]["_return"].
+    Gymnasium's default, resetting on the next step, would put a step into the data that nobody chose.
     """
-    makers = [functools.partial(make_env, **kwargs)] * num_envs
+    make = functools.partial(make_env, env, **kwargs)
+    if asynchronous:
+        make = functools.partial(make_in_worker, os.getpid(), make)
     vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
-    return vector(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    return vector([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def make_in_worker(parent: int, make: Callable) -> MultiTaskEnv:
+    """`make()`, in a process that takes one core and leaves signals to its parent.
+
+    Ctrl-C reaches every process of a terminal; a worker that died of it would fail the parent's last step
+    before it has saved. A parent's own handler of SIGTERM, inherited, would keep a worker alive.
+    """
+    if os.getpid() != parent:  # Gymnasium also makes one in the parent, to look at its spaces
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(1)
+    return make()
 
 
 def print_list(env: str) -> None:

@@ -1,8 +1,17 @@
 """envs.py: attempts and rollouts, what is shown and what is returned, seeds, padding, and clear errors."""
 
+import builtins
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
@@ -16,7 +25,10 @@ from envs import (
     make_vector_env,
     popgym_tasks,
     task_family,
+    task_names,
 )
+
+ENVS_FILE = Path(__file__).resolve().parent.parent / "envs.py"
 
 
 class Countdown(gymnasium.Env):
@@ -83,6 +95,47 @@ def test_a_truncated_last_attempt_ends_the_rollout_terminated():
     assert [r[2:4] for r in results] == [(False, False)] * 4 + [(True, False)]
 
 
+def test_attempts_may_all_count():
+    env = two_sizes(attempts=3, free_attempts=1)
+    env.reset(seed=0, options={"task": "Short"})
+    results = [env.step(0) for _ in range(9)]
+    assert [r[1] for r in results] == [0] * 3 + [1] * 6
+    assert [r[2] for r in results] == [False] * 8 + [True]
+    assert results[-1][-1]["return"] == 6 and results[-1][-1]["attempt_returns"].tolist() == [3, 3, 3]
+
+
+def test_a_cap_on_the_rollout_truncates_it_unless_it_is_over_anyway():
+    for cap, length, ends in ((4, 4, (False, True)), (6, 6, (True, False)), (7, 6, (True, False))):
+        env = two_sizes(max_steps=cap)
+        assert env.max_rollout_length == cap
+        env.reset(seed=0, options={"task": "Short"})
+        results = [env.step(0) for _ in range(length)]
+        assert all(r[2:4] == (False, False) for r in results[:-1]) and results[-1][2:4] == ends
+        assert results[-1][-1]["length"] == length
+    assert results[-1][-1]["return"] == 3
+    assert two_sizes().max_rollout_length is None  # these tasks name no limit
+
+
+def test_a_step_outside_a_rollout_is_refused():
+    env = two_sizes(attempts=1)
+    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset"):
+        env.step(0)
+    env.reset(seed=0, options={"task": "Short"})
+    for _ in range(3):
+        env.step(0)
+    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset"):
+        env.step(0)
+
+
+@pytest.mark.parametrize("action", [-1, 4])
+def test_an_action_of_no_task_is_refused(action):
+    "It is not an invalid one of this task: written as a one-hot, it would land in a neighbouring slice."
+    env = two_sizes()
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match=f"action {action} is not one of 0 to 3"):
+        env.step(action)
+
+
 def test_invalid_actions_become_uniformly_random_valid_ones_and_a_flag_says_so():
     for store_executed in (False, True):
         env = two_sizes(attempts=1, store_executed=store_executed)
@@ -124,7 +177,20 @@ def test_the_27_tasks_and_their_sizes():
     assert env.max_rollout_length == 2 * 831
     subset = make_env("popgym", "RepeatFirstEasy,HigherLowerEasy")
     assert subset.action_space.n == 4 and subset.layout["observation"] == slice(0, 13)
-    assert subset.max_rollout_length == 51
+    assert subset.max_rollout_length == 2 * 51
+
+
+def test_what_make_env_takes_for_granted():
+    assert make_env("popgym", ["RepeatFirstEasy", "HigherLowerEasy"]).tasks == [
+        "RepeatFirstEasy",
+        "HigherLowerEasy",
+    ]
+    assert make_env("popgym", "RepeatFirstEasy").attempts == 2
+    gym = make_env("gym:CartPole-v1, Acrobot-v1")
+    assert gym.attempts == 1 and gym.tasks == ["CartPole-v1", "Acrobot-v1"]
+    assert gym.max_rollout_length == 500
+    assert make_env("gym:CartPole-v1,Acrobot-v1", "Acrobot-v1").tasks == ["Acrobot-v1"]
+    assert task_names("popgym") == list(popgym_tasks())
 
 
 def test_no_attempt_is_longer_than_its_limit_and_card_games_reach_it():
@@ -146,6 +212,7 @@ def test_gymnasiums_own_checker_passes(env):
 @pytest.mark.parametrize("env", ["popgym", "gym:CartPole-v1,Acrobot-v1"])
 def test_one_seed_decides_everything(env):
     def play(seed):
+        np.random.seed(None)  # nothing may hang on the global generator
         e, rng = make_env(env, attempts=2), np.random.default_rng(0)
         obs, info = e.reset(seed=seed)
         rows = [(obs.tobytes(), 0.0, info["task"])]
@@ -173,7 +240,7 @@ def test_the_second_attempt_is_a_fresh_variant():
 
 
 def test_right_answers_earn_the_maximum():
-    env = make_env("popgym", "RepeatFirstEasy")
+    env = make_env("popgym", "RepeatFirstEasy", attempts=1)
     obs, _ = env.reset(seed=3)
     answer, done = int(view(env, obs)["observation"].argmax()), False
     while not done:
@@ -181,22 +248,63 @@ def test_right_answers_earn_the_maximum():
     assert info["return"] == pytest.approx(1.0) and info["length"] == 51
 
 
-def test_vector_environments_reset_on_the_same_step():
-    envs = make_vector_env(2, env="popgym", tasks="MineSweeperEasy", attempts=1)
-    obs, _ = envs.reset(seed=0)
-    single = make_env("popgym", "MineSweeperEasy", attempts=1)
-    expected, _ = single.reset(seed=0)
-    assert np.array_equal(obs[0], expected)
-    for t in range(60):
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_vector_environments_reset_on_the_same_step(asynchronous):
+    envs = make_vector_env("popgym", 2, asynchronous, tasks="MineSweeperEasy,RepeatFirstEasy")
+    singles = [make_env("popgym", "MineSweeperEasy,RepeatFirstEasy") for _ in range(2)]
+    obs, _ = envs.reset(seed=3)
+    for i, single in enumerate(singles):
+        assert np.array_equal(obs[i], single.reset(seed=3 + i)[0])
+    ends = 0
+    for t in range(300):
         action = np.array([t % 16, (3 * t) % 16])
-        obs, _, terminated, _, info = envs.step(action)
-        expected, _, done, _, last = single.step(action[0])
-        if done:
-            assert terminated[0] and np.array_equal(info["final_obs"][0], expected)
-            assert info["final_info"]["return"][0] == pytest.approx(last["return"])
-            expected, _ = single.reset()
-        assert np.array_equal(obs[0], expected)
+        obs, reward, terminated, _, info = envs.step(action)
+        for i, single in enumerate(singles):
+            expected, expected_reward, done, _, new = single.step(action[i])
+            assert reward[i] == pytest.approx(expected_reward) and terminated[i] == done
+            if done:
+                ends, last = ends + 1, new
+                assert np.array_equal(info["final_obs"][i], expected)
+                assert info["final_info"]["_return"][i]
+                assert info["final_info"]["return"][i] == pytest.approx(last["return"])
+                assert np.array_equal(info["final_info"]["attempt_returns"][i], last["attempt_returns"])
+                assert info["final_info"]["task"][i] == last["task"]
+                expected, new = single.reset()
+            assert np.array_equal(obs[i], expected) and info["task_id"][i] == new["task_id"]
+    assert ends > 10
     envs.close()
+
+
+class Worker(Countdown):
+    "Shows this process's signal handlers and torch threads."
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        return np.array([ignored and default, torch.get_num_threads()], dtype=np.float32), {}
+
+
+gymnasium.register("Worker-v0", Worker)
+
+
+def test_workers_leave_signals_to_their_parent_and_take_one_thread():
+    "The parent keeps its own handlers and threads, and workers outlive Ctrl-C and still close."
+    before, threads = signal.signal(signal.SIGTERM, signal.SIG_IGN), torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        envs = make_vector_env("gym:Worker-v0", 2, asynchronous=True)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN and torch.get_num_threads() == 2
+        assert envs.reset(seed=0)[0][:, :2].tolist() == [[1, 1], [1, 1]]
+        for process in envs.processes:
+            os.kill(process.pid, signal.SIGINT)
+        assert envs.step(np.array([0, 0]))[1].tolist() == [1, 1]
+        envs.close()
+        assert not any(process.is_alive() for process in envs.processes)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        torch.set_num_threads(threads)
 
 
 def test_spaces_as_vectors():
@@ -219,12 +327,38 @@ def test_action_kinds():
     assert box.to_task(np.array([-1.0, 0.5], dtype=np.float32)).tolist() == [-2.0, 7.5]
 
 
-def test_continuous_tasks_share_one_padded_space():
-    env = make_env("gym:Pendulum-v1,MountainCarContinuous-v0", attempts=1)
-    obs, _ = env.reset(seed=0)
-    assert isinstance(env.action_space, spaces.Box) and "valid" not in env.layout
-    obs = env.step(np.array([0.3], dtype=np.float32))[0]
-    assert obs[env.layout["previous_action"]][0] == pytest.approx(0.3)
+class Plane(gymnasium.Env):
+    "Two-dimensional actions between -2 and 4; shows the one that it was given."
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def __init__(self, size=2):
+        self.action_space = spaces.Box(-2.0, 4.0, (size,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, dtype=np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        return np.resize(action, 2), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("store_executed", [False, True])
+def test_continuous_actions_are_scaled_padded_and_shown(store_executed):
+    env = MultiTaskEnv({"Line": lambda: Plane(1), "Plane": Plane}, store_executed=store_executed)
+    assert env.action_space.shape == (2,) and "valid" not in env.layout
+    for task, given, scaled, executed in (
+        ("Plane", [0.5, -3.0], [2.5, -2.0], [0.5, -1.0]),  # beyond the bounds is clipped
+        ("Line", [1.0, 0.25], [4.0, 4.0], [1.0, 0.0]),  # the second number means nothing to this task
+    ):
+        env.reset(seed=0, options={"task": task})
+        seen = view(env, env.step(np.array(given, dtype=np.float32))[0])
+        assert seen["observation"].tolist() == scaled
+        shown = executed if store_executed else [max(g, -1.0) for g in given]
+        assert seen["previous_action"].tolist() == shown
+    with pytest.raises(ValueError, match=r"shape \(2,\), got \(3,\)"):
+        env.step(np.zeros(3, dtype=np.float32))
 
 
 def test_families():
@@ -260,6 +394,7 @@ gymnasium.register("Sequences-v0", Sequences)
         ({"env": "popgym", "attempts": 0}, "at least 1"),
         ({"env": "gym:"}, "at least one id"),
         ({"env": "gym:CartPol-v1"}, "unknown Gymnasium id 'CartPol-v1'. Did you mean CartPole-v1"),
+        ({"env": "gym:nowhere:Game-v0"}, "cannot make Gymnasium id 'nowhere:Game-v0': No module named"),
         ({"env": "gym:Picture-v0"}, "image observations"),
         ({"env": "gym:Sequences-v0"}, "Sequence"),
         ({"env": "gym:CartPole-v1,Pendulum-v1"}, "mixed action kinds: CartPole-v1 discrete, Pendulum-v1"),
@@ -269,3 +404,43 @@ def test_mistakes_get_one_clear_line(arguments, words):
     with pytest.raises(ValueError, match=words) as caught:
         make_env(**arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_mistakes_of_the_constructor_and_of_reset():
+    with pytest.raises(ValueError, match="no tasks"):
+        MultiTaskEnv({})
+    for free in (-1, 2):
+        with pytest.raises(ValueError, match=f"from 0 to 1, so that an attempt counts, got {free}"):
+            two_sizes(attempts=2, free_attempts=free)
+    with pytest.raises(ValueError, match="task 'Shot', not one of these. Did you mean Short"):
+        two_sizes().reset(options={"task": "Shot"})
+
+
+def test_a_missing_package_says_what_to_install(monkeypatch):
+    real = builtins.__import__
+
+    def without_popgym(name, *args, **kwargs):
+        if name.startswith("popgym"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_popgym)
+    with pytest.raises(ValueError, match="needs the popgym package: pip install"):
+        popgym_tasks.__wrapped__()  # behind its cache
+
+
+def test_the_file_works_alone(tmp_path):
+    "Copied into an empty folder, it shows its example, lists a benchmark, and tells a mistake in one line."
+    shutil.copy(ENVS_FILE, tmp_path)
+
+    def run(*arguments):
+        command = [sys.executable, "-W", "ignore", "envs.py", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    shown = run().stdout
+    assert "t=51 observation" in shown and "real returns [1.0, 1.0], counted 1.000" in shown
+    assert ["RepeatFirstHard", "4", "4", "831"] in [
+        line.split() for line in run("--list", "popgym").stdout.splitlines()
+    ]
+    mistake = run("--list", "popgim")
+    assert mistake.returncode == 2 and mistake.stderr.count("\n") == 1 and "popgym" in mistake.stderr
