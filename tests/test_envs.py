@@ -271,7 +271,7 @@ def test_vector_environments_reset_on_the_same_step(asynchronous):
                 assert info["final_info"]["task"][i] == last["task"]
                 expected, new = single.reset()
             assert np.array_equal(obs[i], expected) and info["task_id"][i] == new["task_id"]
-    assert ends > 10
+    assert ends > 5
     envs.close()
 
 
@@ -435,7 +435,7 @@ def test_the_file_works_alone(tmp_path):
 
     def run(*arguments):
         command = [sys.executable, "-W", "ignore", "envs.py", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        return subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
 
     shown = run().stdout
     assert "t=51 observation" in shown and "real returns [1.0, 1.0], counted 1.000" in shown
