@@ -114,6 +114,9 @@ def test_a_cap_on_the_rollout_truncates_it_unless_it_is_over_anyway():
         assert results[-1][-1]["length"] == length
     assert results[-1][-1]["return"] == 3
     assert two_sizes().max_rollout_length is None  # these tasks name no limit
+    cards = {"RepeatFirstEasy": popgym_tasks()["RepeatFirstEasy"]}
+    limits = [MultiTaskEnv(cards, attempts=2, max_steps=cap).max_rollout_length for cap in (60, 200)]
+    assert limits == [60, 102]
 
 
 def test_a_step_outside_a_rollout_is_refused():
@@ -294,13 +297,14 @@ def test_workers_leave_signals_to_their_parent_and_take_one_thread():
     try:
         torch.set_num_threads(2)
         envs = make_vector_env("gym:Worker-v0", 2, asynchronous=True)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN and torch.get_num_threads() == 2
-        assert envs.reset(seed=0)[0][:, :2].tolist() == [[1, 1], [1, 1]]
+        parents = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), torch.get_num_threads()
+        seen = envs.reset(seed=0)[0]
         for process in envs.processes:
             os.kill(process.pid, signal.SIGINT)
-        assert envs.step(np.array([0, 0]))[1].tolist() == [1, 1]
+        reward = envs.step(np.array([0, 0]))[1]
         envs.close()
+        assert parents == (signal.default_int_handler, signal.SIG_IGN, 2)
+        assert seen[:, :2].tolist() == [[1, 1], [1, 1]] and reward.tolist() == [1, 1]
         assert not any(process.is_alive() for process in envs.processes)
     finally:
         signal.signal(signal.SIGTERM, before)
