@@ -366,11 +366,9 @@ def test_continuous_actions_are_scaled_padded_and_shown(store_executed):
 
 
 def test_families():
-    assert [task_family(t) for t in ("RepeatFirstEasy", "HigherLowerHard", "CartPole-v1")] == [
-        "RepeatFirst",
-        "HigherLower",
-        "CartPole-v1",
-    ]
+    names = {"RepeatFirstEasy": "RepeatFirst", "HigherLowerHard": "HigherLower", "CartPole-v1": "CartPole-v1"}
+    names["HardwareMedium"] = "Hardware"
+    assert {name: task_family(name) for name in names} == names
 
 
 class Picture(gymnasium.Env):
@@ -390,7 +388,7 @@ gymnasium.register("Sequences-v0", Sequences)
     [
         (
             {"env": "popgym", "tasks": "RepeatFirst"},
-            r"unknown task 'RepeatFirst' .* RepeatFirstEasy, RepeatFirstMedium",
+            r"^unknown task 'RepeatFirst' .* RepeatFirstEasy, RepeatFirstMedium, RepeatFirstHard\?  \(python envs",
         ),
         ({"env": "popgym", "tasks": "HigherLowerEsy"}, r"HigherLowerEasy.*python envs.py --list popgym"),
         ({"env": "popgym", "tasks": ","}, "no task"),
