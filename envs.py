@@ -476,7 +476,7 @@ def example() -> None:
     done, t, first = False, 0, int(obs[env.layout["observation"]].argmax())
     while not done:
         if t < 2 or 49 < t < 54:
-            parts = {name: obs[s].round(3).tolist() for name, s in env.layout.items()}
+            parts = {name: obs[s].astype(float).round(3).tolist() for name, s in env.layout.items()}
             print(f"t={t}", " ".join(f"{k} {v if len(v) > 1 else v[0]:}" for k, v in parts.items()))
         obs, _, done, _, info = env.step(first)
         t += 1

@@ -8,6 +8,7 @@ replaced uniformly. The best returns come from oracles that see the hidden state
 
     exact      every episode earned the same, and the task pays no more: cards repeated, counted, recited
                backwards; mines avoided; poles balanced to the last step
+               (an agent's first square among mines is a guess, so its mean stays below this)
     estimated  a mean over episodes. HigherLower: bets on the larger part of what is left in the deck,
                the best that perfect memory can do. MultiarmedBandit: always the best arm, which an agent
                must first find, so nobody reaches it
