@@ -8,7 +8,7 @@ Paper    AMAGO-2 (arXiv 2411.11188), appendix A, Tables 1 and 2. "Authors' scrip
 Order    an explicit flag beats the scale, which beats the preset. `preset` does the second half of that;
          the command line, which starts from what it returns, the first
 Scales   paper   the column as printed, meant for a GPU
-         laptop  learns easy tasks within half an hour on two CPU cores: a smaller network, rarer updates
+         laptop  learns easy tasks within half an hour on a CPU: a smaller network, rarer updates
          smoke   ends within seconds: does the program run at all?
 Copy     this file alone; needs nothing but Python
 Try      python presets.py
@@ -73,7 +73,7 @@ BEYOND_THE_TABLES = {
 
 POPGYM = TABLE_1_POPGYM | TABLE_2_POPGYM | BEYOND_THE_TABLES
 
-# Half an hour on two cores is a small fraction of the paper's arithmetic. It is spent on a narrow network with
+# Half an hour on a CPU is a small fraction of the paper's arithmetic. It is spent on a narrow network with
 # few discounts, so that there are updates enough; the learning rate and the targets move faster to match.
 LAPTOP = {
     "learning_rate": 5e-4,
