@@ -463,7 +463,7 @@ class Run:
         "checkpoint.pt: all that a resume needs. best.pt: weights and configuration."
         state = {
             "config": dataclasses.asdict(self.config),
-            "agent": self.agent.state_dict(),
+            "agent": checkpoint.clean_state_dict(self.agent.state_dict()),
             "counters": {
                 "steps": self.steps,
                 "updates": self.updates,
