@@ -1,28 +1,189 @@
-r"""The agent put together: its networks, the two losses of each variant, and how it acts.
+r"""The agent put together: its networks, the losses of the four variants, and how it acts.
 
-What     `Agent` holds everything that has weights; `VARIANTS` maps a variant's name to its actor and critic
-         loss; `Policy` plays, one observation at a time, with a memory of its own for each environment
+What     `Agent` holds everything that has weights; `VARIANTS` says what of the update each variant takes;
+         `td_targets` and `losses` are the update itself; `Policy` plays, one observation at a time, with a
+         memory of its own for each environment
 Why      the components know nothing of one another: here is where they meet, and the only place
-Paper    AMAGO-2 section 3, Figure 2, equations 3 and 4
+Paper    AMAGO-2 section 3, Figure 2, equations 1 to 4
 Shapes   B batch, T time, S states: flattened valid (b, t), a chunk of them at a time; O observation;
          A action; D state width; C critics; G discounts; K action samples; N bins
 Config   `config` is the trainer's (train.py), read for sizes and limits
 
     observation (B, T, O) -> encoder (B, T, E) -> Transformer (B, T, D) -> actor (B, T, G, F) -> action
-                                                               \-> critics (C, S, G, N) -> value, loss
+                                                               \-> critics (C, S, G, N or 1) -> value, loss
 """
+
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from critics import TwoHotCritics, draw_subset, take_subset, td_target
-from crr_actor import ActorHead, Categorical, TanhGaussian, advantage, crr_loss
+from critics import ActionCritics, AllActionCritics, draw_subset, take_subset
+from crr_actor import ActorHead, Categorical, TanhGaussian, advantage, crr_loss, value_loss
 from encoders import FeedForwardEncoder
 from envs import make_env
+from popart import PopArt
 from transformer import CausalTransformer
-from twohot import BinSupport, twohot_loss
+from twohot import BinSupport, cross_entropy, twohot_loss
+
+Distribution = Categorical | TanhGaussian
+
+# ------------------------------------------------------------------------------------- the two critics
+
+
+class TwoHotValue(nn.Module):
+    """The scale-independent critic: a classifier over return bins. Source: Eq. 3.
+
+    Its methods are what a variant's update asks of a critic, here and in `ScalarValue`. Values (C, S, G)
+    are returns. Nothing that an actor's loss asks for gives a gradient to a critic's weights.
+    """
+
+    def __init__(self, config, action_dim: int, discrete: bool):
+        super().__init__()
+        c = config
+        sizes = (c.d_model, action_dim, c.gammas, c.critics, c.hidden, c.bins)
+        self.critics, self.target_critics = ActionCritics(*sizes), ActionCritics(*sizes)
+        self.support = BinSupport(c.bins, c.bin_low, c.bin_high, c.symlog)
+        self.hlgauss = c.value_label == "hlgauss"
+        self.gammas = c.gammas
+
+    def next_values(self, next_SD: Tensor, policy: Distribution, popart: PopArt) -> Tensor:
+        """The target critics' values (C, S, G) of an action drawn from the target policy."""
+        return self.support.decode(self.target_critics(next_SD, policy.sample(1)[0]))
+
+    def loss(self, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor, popart: PopArt):
+        """Loss (C, S, G), values of the stored actions (C, S, G) without gradient, and what to plot."""
+        logits_CSGN = self.critics(h_SD, stored_S1A)
+        if self.hlgauss:
+            loss_CSG = cross_entropy(logits_CSGN, self.support.hlgauss_labels(y_SG))
+        else:
+            loss_CSG = twohot_loss(logits_CSGN, *self.support.encode(y_SG))
+        logits_CSGN = logits_CSGN.detach()
+        # How often each bin is the likeliest: (N,) shares for each discount (paper, Figure 7 centre).
+        bins, likeliest_CSG = logits_CSGN.shape[-1], logits_CSGN.argmax(-1)
+        metrics = {
+            f"bins/{g:g}": torch.bincount(likeliest_CSG[..., i].flatten(), minlength=bins)
+            / likeliest_CSG[..., i].numel()
+            for i, g in enumerate(self.gammas)
+        }
+        return loss_CSG, self.support.decode(logits_CSGN), metrics
+
+    @torch.no_grad()
+    def advantage(self, h_SD, stored_S1A, q_CSG, policy: Distribution, samples: int) -> Tensor:
+        """Advantage (S, G) of the stored actions, of values `q_CSG`, over `samples` K actions of the policy."""
+        q_SG, sampled_KSGA = q_CSG.mean(0), policy.sample(samples)
+        q_sampled_KSG = self.support.decode(self.critics(h_SD, sampled_KSGA)).mean(0)
+        # A sample equal to the stored action has the stored action's value, to the last bit: two
+        # matrix multiplies of different shapes may round differently, and would break a tie at random.
+        same_KSG = (sampled_KSGA == stored_S1A).all(-1)
+        return advantage(q_SG, torch.where(same_KSG, q_SG, q_sampled_KSG))
+
+    def policy_values(self, h_SD: Tensor, policy: Distribution, samples: int, popart: PopArt) -> Tensor:
+        """Normalised values (C, S, G) of the policy's own actions, with a gradient to the policy alone."""
+        action_KSGA = policy.rsample(samples)
+        q_CSG = self.support.decode(frozen(self.critics, h_SD, action_KSGA)).mean(1)
+        # This critic has no output layer for PopArt to correct: its returns are normalised as they are.
+        return popart.standardise(q_CSG)
+
+
+class ScalarValue(nn.Module):
+    """The scale-dependent critic: regression on returns that PopArt normalises. Source: Eq. 1.
+
+    Discrete actions get one output each, and the policy's expectation is exact; continuous ones are inputs,
+    and it is sampled. See `TwoHotValue` for what the methods are for.
+    """
+
+    def __init__(self, config, action_dim: int, discrete: bool):
+        super().__init__()
+        c, self.discrete = config, discrete
+        if discrete:
+            make, sizes = AllActionCritics, (c.d_model, action_dim, len(c.gammas), c.critics, c.hidden)
+        else:
+            make, sizes = ActionCritics, (c.d_model, action_dim, c.gammas, c.critics, c.hidden, 1)
+        self.critics, self.target_critics = make(*sizes), make(*sizes)
+
+    def next_values(self, next_SD: Tensor, policy: Distribution, popart: PopArt) -> Tensor:
+        if self.discrete:
+            raw_CSG = (self.target_critics(next_SD) * policy.probs).sum(-1)
+        else:
+            raw_CSG = self.target_critics(next_SD, policy.sample(1)[0]).squeeze(-1)
+        return popart.denormalised(raw_CSG.float())
+
+    def loss(self, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor, popart: PopArt):
+        if self.discrete:
+            raw_CSG = (self.critics(h_SD) * stored_S1A).sum(-1)
+        else:
+            raw_CSG = self.critics(h_SD, stored_S1A).squeeze(-1)
+        raw_CSG = raw_CSG.float()
+        # Eq. 1:  L = (Q(h, a) - y)^2, both normalised
+        loss_CSG = (popart.normalised(raw_CSG) - popart.standardise(y_SG)) ** 2
+        return loss_CSG, popart.denormalised(raw_CSG.detach()), {}
+
+    @torch.no_grad()
+    def advantage(self, h_SD, stored_S1A, q_CSG, policy: Distribution, samples: int) -> Tensor:
+        # In raw units: PopArt's scale is positive, and the filter asks for the sign alone.
+        if self.discrete:
+            q_SGA = self.critics(h_SD).mean(0)
+            q_SG1 = (q_SGA * stored_S1A).sum(-1, keepdim=True)
+            # sum_a pi(a) (Q(stored) - Q(a)): exactly 0 where the policy always takes the stored action
+            return (policy.probs * (q_SG1 - q_SGA)).sum(-1)
+        q_SG = self.critics(h_SD, stored_S1A).squeeze(-1).mean(0)
+        return advantage(q_SG, self.critics(h_SD, policy.sample(samples)).squeeze(-1).mean(0))
+
+    def policy_values(self, h_SD: Tensor, policy: Distribution, samples: int, popart: PopArt) -> Tensor:
+        if self.discrete:
+            raw_CSG = (frozen(self.critics, h_SD) * policy.probs).sum(-1)
+        else:  # one sample, as in the authors' code
+            raw_CSG = frozen(self.critics, h_SD, policy.rsample(1)[0]).squeeze(-1)
+        return popart.normalised(raw_CSG.float())
+
+
+def frozen(module: nn.Module, *inputs: Tensor) -> Tensor:
+    "`module(*inputs)` with a gradient to the inputs, and none to the weights."
+    return functional_call(module, {name: p.detach() for name, p in module.named_parameters()}, inputs)
+
+
+# -------------------------------------------------------------------------------------- the two actors
+
+
+def imitate(agent: "Agent", config, h_SD, stored_S1A, policy: Distribution, q_CSG) -> tuple[Tensor, dict]:
+    """Scale-independent actor loss (S, G): clone the stored actions that the filter lets through. Eq. 4."""
+    advantage_SG = agent.value.advantage(h_SD.detach(), stored_S1A, q_CSG, policy, config.action_samples)
+    loss_SG, info = crr_loss(policy.log_prob(stored_S1A), advantage_SG)
+    metrics = {f"filter/{g:g}": info["filter"][:, i].mean() for i, g in enumerate(config.gammas)}
+    return loss_SG, metrics | {"filter": info["filter"].mean()}
+
+
+def maximise(agent: "Agent", config, h_SD, stored_S1A, policy: Distribution, q_CSG) -> tuple[Tensor, dict]:
+    """Scale-dependent actor loss (S, G): minus the value of the policy's own action. Eq. 2."""
+    # The state is detached: what the actor's loss teaches the Transformer comes through the policy alone.
+    q_CSG = agent.value.policy_values(h_SD.detach(), policy, config.action_samples, agent.popart)
+    loss_SG, info = value_loss(q_CSG)
+    return loss_SG, {name: value.mean() for name, value in info.items()}
+
+
+class Variant(NamedTuple):
+    """What a variant decides; encoder, Transformer, replay and training loop are the same for all four."""
+
+    actor_loss: callable  # imitate, or maximise
+    critic: type  # TwoHotValue, or ScalarValue: head and loss of the critic
+    reduce: callable  # of the drawn critics' values, for the target: see `critics.take_subset`
+
+
+# The four updates, actor first, by whether a loss depends on the scale of returns: the one place where
+# variants differ.
+VARIANTS = {
+    "ind_ind": Variant(imitate, TwoHotValue, torch.mean),
+    "ind_dep": Variant(imitate, ScalarValue, torch.mean),
+    "dep_ind": Variant(maximise, TwoHotValue, torch.amin),
+    "dep_dep": Variant(maximise, ScalarValue, torch.amin),
+}
+
+
+# ----------------------------------------------------------------------------------------- the agent
 
 
 class Agent(nn.Module):
@@ -35,28 +196,28 @@ class Agent(nn.Module):
     def __init__(self, config, observation_dim: int, action_dim: int, discrete: bool):
         super().__init__()
         c = config
-        self.discrete, self.action_dim = discrete, action_dim
+        self.discrete, self.action_dim, self.variant = discrete, action_dim, VARIANTS[c.variant]
         self.prob_limits = (c.prob_low, c.prob_high)
         self.encoder = FeedForwardEncoder(observation_dim, c.encoder_hidden, c.encoder_dim)
         self.transformer = CausalTransformer(c.encoder_dim, c.d_model, c.d_ff, c.layers, c.heads, c.dropout)
         features = action_dim if discrete else 2 * action_dim
         self.actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
-        self.critics = TwoHotCritics(c.d_model, action_dim, c.gammas, c.critics, c.hidden, c.bins)
+        self.value = self.variant.critic(c, action_dim, discrete)
         # Targets exist for the heads only: states always come from the online Transformer.
         self.target_actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
-        self.target_critics = TwoHotCritics(c.d_model, action_dim, c.gammas, c.critics, c.hidden, c.bins)
         self.target_actor.load_state_dict(self.actor.state_dict())
-        self.target_critics.load_state_dict(self.critics.state_dict())
+        self.value.target_critics.load_state_dict(self.value.critics.state_dict())
         self.target_actor.requires_grad_(False)
-        self.target_critics.requires_grad_(False)
-        self.support = BinSupport(c.bins, c.bin_low, c.bin_high, c.symlog)
+        self.value.target_critics.requires_grad_(False)
+        # Kept by all variants, for the log; only the dependent losses read it.
+        self.popart = PopArt(len(c.gammas), c.popart_beta)
         self.register_buffer("gamma_G", torch.tensor(c.gammas), persistent=False)
 
     def states(self, obs_BTO: Tensor, time_BT: Tensor) -> Tensor:
         """Observations (B, T, O) at their rollouts' timesteps (B, T) -> states h (B, T, D)."""
         return self.transformer(self.encoder(obs_BTO), time_BT)
 
-    def policy(self, features: Tensor) -> Categorical | TanhGaussian:
+    def policy(self, features: Tensor) -> Distribution:
         """The distribution over actions that an actor head's output (..., F) describes."""
         return Categorical(features, *self.prob_limits) if self.discrete else TanhGaussian(features)
 
@@ -65,44 +226,29 @@ class Agent(nn.Module):
         return F.one_hot(action.long(), self.action_dim).float() if self.discrete else action.float()
 
 
-def losses_ind_ind(agent: Agent, config, h_SD, next_SD, stored_SA, reward_S, terminated_S):
+@torch.no_grad()
+def next_values(agent: Agent, next_SD: Tensor) -> Tensor:
+    """Qbar(h', a' ~ pibar(h')), (S, G), from a pair of critics drawn for each state and discount."""
+    policy = agent.policy(agent.target_actor(next_SD))
+    q_CSG = agent.value.next_values(next_SD, policy, agent.popart)
+    subset_RSG = draw_subset(*q_CSG.shape[:1], q_CSG.shape[1:], device=q_CSG.device)
+    return agent.variant.reduce(take_subset(q_CSG, subset_RSG), 0)
+
+
+def losses(agent: Agent, config, h_SD, stored_SA, y_SG) -> tuple[Tensor, Tensor, dict]:
     """Actor loss (S, G) and critic loss (C, S, G) for one chunk of states, and what to plot of them.
 
-    Both are classification losses, so neither depends on the scale of returns. Source: Eq. 3 and 4.
+    Source: Eq. 1 or 3 for the critic, 2 or 4 for the actor, as the variant says.
     """
-    decode = agent.support.decode
-    with torch.no_grad():
-        # y = r + gamma Qbar(h', a' ~ pibar(h')), from a pair of critics drawn for each state and discount
-        next_action_SGA = agent.policy(agent.target_actor(next_SD)).sample(1)[0]
-        q_next_CSG = decode(agent.target_critics(next_SD, next_action_SGA))
-        subset_RSG = draw_subset(*q_next_CSG.shape[:1], q_next_CSG.shape[1:], device=h_SD.device)
-        q_next_SG = take_subset(q_next_CSG, subset_RSG).mean(0)
-        y_SG = td_target(reward_S, terminated_S, q_next_SG, agent.gamma_G)
-
     stored_S1A = stored_SA.unsqueeze(1)  # one action, scored for every discount
-    logits_CSGN = agent.critics(h_SD, stored_S1A)
-    critic_loss_CSG = twohot_loss(logits_CSGN, *agent.support.encode(y_SG))
-
+    critic_loss_CSG, q_CSG, critic_metrics = agent.value.loss(h_SD, stored_S1A, y_SG, agent.popart)
     policy = agent.policy(agent.actor(h_SD))
-    with torch.no_grad():  # nothing of the actor's loss may reach a critic, or the states through one
-        q_SG = decode(logits_CSGN).mean(0)
-        sampled_KSGA = policy.sample(config.action_samples)
-        q_sampled_KSG = decode(agent.critics(h_SD, sampled_KSGA)).mean(0)
-        # A sample equal to the stored action has the stored action's value, to the last bit: two
-        # matrix multiplies of different shapes may round differently, and would break a tie at random.
-        same_KSG = (sampled_KSGA == stored_S1A).all(-1)
-        advantage_SG = advantage(q_SG, torch.where(same_KSG, q_SG, q_sampled_KSG))
-    actor_loss_SG, info = crr_loss(policy.log_prob(stored_S1A), advantage_SG)
-
-    metrics = {f"filter/{g:g}": info["filter"][:, i] for i, g in enumerate(config.gammas)}
-    metrics["filter"] = info["filter"]
-    metrics["entropy"] = policy.entropy()[:, -1].detach()
-    metrics["value"] = q_SG[:, -1] / config.reward_scale
-    return actor_loss_SG, critic_loss_CSG, metrics
-
-
-# Actor and critic loss, by the scale they depend on: the one place where variants differ.
-VARIANTS = {"ind_ind": losses_ind_ind}
+    actor_loss_SG, actor_metrics = agent.variant.actor_loss(agent, config, h_SD, stored_S1A, policy, q_CSG)
+    metrics = {
+        "entropy": policy.entropy()[:, -1].detach().mean(),
+        "value": q_CSG[..., -1].mean() / config.reward_scale,
+    }
+    return actor_loss_SG, critic_loss_CSG, metrics | critic_metrics | actor_metrics
 
 
 class Policy:

@@ -1,11 +1,13 @@
 r"""An ensemble of critics over all discounts at once, and the targets they learn.
 
-What     Q(h, a, gamma) -> logits over N return bins, for C independent critics and G discounts in one
-         batched pass; the drawn pair of critics behind a target; the one-step TD target; the
-         moving average of a target network
+What     Q(h, a, gamma) for C independent critics and G discounts in one batched pass: `ActionCritics` score
+         given actions, by logits over N return bins or by one number; `AllActionCritics` put out one
+         number for every discrete action. The drawn pair of critics behind a target; one-step and n-step
+         TD targets; the moving average of a target network
 Why      one replayed action must be scored K + 1 times for each discount and critic: at the paper's
          sizes these are most of the FLOPs of an update, and almost all of its memory
-Paper    AMAGO-2 section 3 (y_t, and the ensemble over discounts) and Table 1 (C = 4, G = 7, tau)
+Paper    AMAGO-2 section 3 (y_t, and the ensemble over discounts) and Table 1 (C = 4, G = 7, tau). N bins:
+         the scale-independent critic, Eq. 3; one number: the scale-dependent one, Eq. 1
 Shapes   S states: flattened valid (b, t), a chunk of them at a time; C critics; G discounts;
          K action samples; A action; D state width; N bins
 Notes    The first layer is linear in (state, discount, action), so its state part is computed once a
@@ -33,35 +35,50 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class TwoHotCritics(nn.Module):
-    """C critics with two or more hidden layers, (state, discount, action) -> logits over N bins.
+def stacked_layers(critics: int, widths: list[int]) -> tuple[nn.ParameterList, nn.ParameterList]:
+    "Weights (C, in, out) and biases (C, 1, out) of C independent MLPs of the given widths."
+    weight, bias = nn.ParameterList(), nn.ParameterList()
+    for fan_in, fan_out in itertools.pairwise(widths):
+        bound = 1 / math.sqrt(fan_in)
+        weight.append(nn.Parameter(torch.empty(critics, fan_in, fan_out).uniform_(-bound, bound)))
+        bias.append(nn.Parameter(torch.empty(critics, 1, fan_out).uniform_(-bound, bound)))
+    return weight, bias
+
+
+def after_first_layer(x: Tensor, weight: nn.ParameterList, bias: nn.ParameterList) -> Tensor:
+    "The rest of the MLPs, (C, rows, H) -> (C, rows, out): one batched matrix multiply a layer."
+    for weight_l, bias_l in zip(weight[1:], bias[1:]):
+        # In place: the pre-activation is not needed again, and large temporaries cost a CPU more than
+        # arithmetic does.
+        x = torch.baddbmm(bias_l, F.leaky_relu(x, inplace=True), weight_l)
+    return x
+
+
+class ActionCritics(nn.Module):
+    """C critics with one or more hidden layers, (state, discount, action) -> N outputs.
 
     Arguments: `state_dim` D, `action_dim` A, `gammas` G discounts in [0, 1), `critics` C, `hidden` widths,
-    `bins` N. Weights are stacked over critics, (C, in, out), in the order [state, discount, action].
+    `outputs` N: bins of a two-hot critic, or 1 for a scalar one. Weights are stacked over critics,
+    (C, in, out), in the order [state, discount, action].
     Raises ValueError for discounts outside [0, 1) and for fewer than one critic.
     Source: paper section 3 and Table 2 (two hidden layers of 256).
     """
 
-    def __init__(self, state_dim, action_dim, gammas, critics=4, hidden=(256, 256), bins=64):
+    def __init__(self, state_dim, action_dim, gammas, critics=4, hidden=(256, 256), outputs=64):
         super().__init__()
         if critics < 1:
             raise ValueError(f"critics must be at least 1, got {critics}")
         if not all(0 <= g < 1 for g in gammas):
             raise ValueError(f"discounts must lie in [0, 1), got {list(gammas)}")
         self.state_dim, self.action_dim, self.count = state_dim, action_dim, critics
-        widths = [state_dim + 1 + action_dim, *hidden, bins]
-        self.weight, self.bias = nn.ParameterList(), nn.ParameterList()
-        for fan_in, fan_out in itertools.pairwise(widths):
-            bound = 1 / math.sqrt(fan_in)
-            self.weight.append(nn.Parameter(torch.empty(critics, fan_in, fan_out).uniform_(-bound, bound)))
-            self.bias.append(nn.Parameter(torch.empty(critics, 1, fan_out).uniform_(-bound, bound)))
+        self.weight, self.bias = stacked_layers(critics, [state_dim + 1 + action_dim, *hidden, outputs])
         # A discount enters as (the log of) its effective horizon: .99 and .999 are then as far apart as
         # .9 and .99, where the plain numbers would differ by a hundredth.
         feature_G = torch.tensor([math.log1p(1 / max(1 - g, 1e-6)) for g in gammas], dtype=torch.float32)
         self.register_buffer("gamma_feature_G1", feature_G[:, None], persistent=False)
 
     def forward(self, state_SD: Tensor, action: Tensor) -> Tensor:
-        """Score actions: state_SD (S, D) and action (..., S, G, A) -> logits (C, ..., S, G, N).
+        """Score actions: state_SD (S, D) and action (..., S, G, A) -> outputs (C, ..., S, G, N).
 
         The discount axis of `action` may be 1, where one action is scored for all discounts. Actions are
         one-hot vectors or continuous ones in [-1, 1]; both are clamped to +-0.999, as in the authors'
@@ -78,13 +95,28 @@ class TwoHotCritics(nn.Module):
         x = from_action + (from_state + from_gamma.unsqueeze(1)).view(
             self.count, *extra, state_SD.shape[0], -1, weight_s.shape[-1]
         )
-        shape = x.shape[:-1]
-        x = x.flatten(1, -2)  # (C, rows, H): from here on, one batched matrix multiply a layer
-        for weight, bias in zip(self.weight[1:], self.bias[1:]):
-            # In place: the pre-activation is not needed again, and large temporaries cost a CPU more
-            # than arithmetic does.
-            x = torch.baddbmm(bias, F.leaky_relu(x, inplace=True), weight)
-        return x.view(*shape, -1)
+        return after_first_layer(x.flatten(1, -2), self.weight, self.bias).view(*x.shape[:-1], -1)
+
+
+class AllActionCritics(nn.Module):
+    """C critics of all discrete actions at once, state -> one number for each discount and action.
+
+    With every action's value at hand, the policy's expectation needs no samples. Arguments: `state_dim` D,
+    `action_dim` A, `discounts` G, `critics` C, `hidden` widths. Raises ValueError for fewer than one
+    critic. Source: the authors' code, for discrete actions with the scale-dependent critic.
+    """
+
+    def __init__(self, state_dim, action_dim, discounts, critics=4, hidden=(256, 256)):
+        super().__init__()
+        if critics < 1:
+            raise ValueError(f"critics must be at least 1, got {critics}")
+        self.discounts = discounts
+        self.weight, self.bias = stacked_layers(critics, [state_dim, *hidden, discounts * action_dim])
+
+    def forward(self, state_SD: Tensor) -> Tensor:
+        """States (S, D) -> values (C, S, G, A)."""
+        x = state_SD @ self.weight[0] + self.bias[0]  # (C, S, H)
+        return after_first_layer(x, self.weight, self.bias).unflatten(-1, (self.discounts, -1))
 
 
 def draw_subset(critics: int, shape: tuple, size: int = 2, generator=None, device=None) -> Tensor:
@@ -100,6 +132,7 @@ def take_subset(q_C: Tensor, subset_R: Tensor) -> Tensor:
 
     The caller reduces them. For the scale-independent actor that is the mean: no term maximises Q, so
     there is no over-estimation to guard against, and a minimum would sink every target (authors' code).
+    The scale-dependent actor does maximise Q, and takes the minimum.
     """
     return q_C.gather(0, subset_R)
 
@@ -115,6 +148,23 @@ def td_target(reward_S: Tensor, terminated_S: Tensor, q_next_SG: Tensor, gamma_G
     return reward_S.unsqueeze(-1) + gamma_G * goes_on_S1 * q_next_SG
 
 
+def n_step_target(
+    reward_S: Tensor, terminated_S: Tensor, q_next_SG: Tensor, gamma_G: Tensor, follows_S: Tensor, n: int
+) -> Tensor:
+    """n-step targets y (S, G) of states in order of time; `n` = 1 is `td_target`.
+
+    `follows_S` (S,) is True where the next row is the next step of the same window. Where it is False,
+    at the end of a window or rollout, fewer rewards are summed and the rest is bootstrapped. Nothing
+    corrects for the policy having changed since. Source: Sutton and Barto 2018, chapter 7.
+    """
+    # y^(1)_t = r_t + gamma Q'_{t+1},   y^(n)_t = r_t + gamma y^(n-1)_{t+1}
+    y_SG = td_target(reward_S, terminated_S, q_next_SG, gamma_G)
+    for _ in range(n - 1):
+        next_SG = torch.where(follows_S.unsqueeze(-1), y_SG.roll(-1, dims=0), q_next_SG)
+        y_SG = td_target(reward_S, terminated_S, next_SG, gamma_G)
+    return y_SG
+
+
 @torch.no_grad()
 def move_target(target: nn.Module, online: nn.Module, tau: float) -> None:
     """Move each parameter of `target` the share `tau` of the way to `online`. Source: Table 1 (tau = .003)."""
@@ -124,7 +174,7 @@ def move_target(target: nn.Module, online: nn.Module, tau: float) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     gammas = (0.1, 0.9, 0.99)
-    critics = TwoHotCritics(state_dim=8, action_dim=3, gammas=gammas, critics=4, hidden=(16, 16), bins=32)
+    critics = ActionCritics(state_dim=8, action_dim=3, gammas=gammas, critics=4, hidden=(16, 16), outputs=32)
     state_SD = torch.randn(5, 8)
     stored_S1A = F.one_hot(torch.randint(3, (5, 1)), 3).float()
     sampled_KSGA = F.one_hot(torch.randint(3, (2, 5, 3)), 3).float()
@@ -139,6 +189,8 @@ if __name__ == "__main__":
     print(f"critic 1, state 4, discount .99, written out in full: largest difference {gap:.1e}")
 
     q_CSG = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
+    q_CSGA = AllActionCritics(8, action_dim=3, discounts=3, critics=4, hidden=(16, 16))(state_SD)
+    print("every action at once:         (C, S, G, A)    =", tuple(q_CSGA.shape))
     pair = take_subset(q_CSG, torch.tensor([1, 3]).view(2, 1, 1))
     print(
         f"drawn critics 1 and 3 of values 1, 2, 3, 4: mean {pair.mean(0).item()}, minimum {pair.amin(0).item()}"
@@ -147,3 +199,9 @@ if __name__ == "__main__":
     for terminated in (False, True):
         y = td_target(torch.tensor([1.0]), torch.tensor([terminated]), torch.full((1, 3), 10.0), gamma_G)
         print(f"reward 1, next value 10, terminated {terminated!s:5}: targets {y[0].tolist()}")
+    follows_S = torch.tensor([True, True, False])
+    y_SG = n_step_target(
+        torch.ones(3), torch.zeros(3), torch.full((3, 1), 10.0), torch.tensor([0.5]), follows_S, n=3
+    )
+    print(f"3-step targets, discount .5, rewards 1, next values 10: {y_SG[:, 0].tolist()}")
+    print("  by hand: 1 + .5 (1 + .5 (1 + .5 x 10)) = 3, then 4 and 6 as the window ends")

@@ -1,10 +1,11 @@
-r"""The policy, and the actor's loss: imitate the replayed actions that a binary filter lets through.
+r"""The policy, and the two actor losses: imitate what a binary filter lets through, or climb the critic.
 
 What     an actor head with one policy for every discount (categorical, or tanh-Gaussian for continuous
-         actions), the advantage of replayed actions, and the scale-independent actor loss (CRR)
+         actions), the advantage of replayed actions, the scale-independent actor loss (CRR), and the
+         scale-dependent one (maximise the critic's value of the policy's own action)
 Why      -Q(h, a ~ pi) grows with a task's returns; log pi(a | h) times 0 or 1 does not. The filter
          only asks for the sign of the advantage, which multiplying rewards by 100 cannot change
-Paper    AMAGO-2 section 3, equation 4; CRR-Binary-Mean, Wang et al. 2020
+Paper    AMAGO-2 section 3, equations 2 (dependent) and 4; CRR-Binary-Mean, Wang et al. 2020
 Shapes   B batch, T time, or S states where they are flattened; G discounts; K samples; A action; D width.
          All functions take any leading dimensions: a policy over (..., G) has features (..., G, F)
 Notes    Probabilities are clipped to [low, high] and renormalised: log pi stays finite, and exploration
@@ -68,6 +69,21 @@ class Categorical:
         index = torch.searchsorted(cdf, draw * cdf[..., -1:], right=True).clamp_(max=cdf.shape[-1] - 1)
         return F.one_hot(index.movedim(-1, 0), cdf.shape[-1]).float()
 
+    def rsample(self, samples: int, temperature: float = 0.5, generator=None) -> Tensor:
+        """Draw one-hot actions (K, ..., A) whose gradient is that of a soft choice: straight-through
+        Gumbel-softmax (Jang et al. 2017, Maddison et al. 2017; temperature of the authors' code)."""
+        shape = (samples, *self.probs.shape)
+        exponential = torch.empty(shape, device=self.probs.device).exponential_(generator=generator)
+        return self.from_noise(-exponential.clamp(min=1e-30).log(), temperature)
+
+    def from_noise(self, gumbel: Tensor, temperature: float = 0.5) -> Tensor:
+        """The action that Gumbel noise (..., A) chooses; see `rsample`."""
+        # soft = softmax((log p + noise) / temperature). Forward: its largest entry; backward: soft itself
+        # A probability of exactly 0, possible with low = 0, must not make the gradient NaN.
+        soft = torch.softmax((self.probs.clamp(min=1e-30).log() + gumbel) / temperature, dim=-1)
+        hard = F.one_hot(soft.argmax(-1), soft.shape[-1]).to(soft.dtype)
+        return hard + (soft - soft.detach())
+
     def mode(self) -> Tensor:
         """The likeliest action, one-hot (..., A)."""
         return F.one_hot(self.probs.argmax(-1), self.probs.shape[-1]).float()
@@ -101,9 +117,16 @@ class TanhGaussian:
 
     def sample(self, samples: int, generator=None) -> Tensor:
         """Draw actions (K, ..., A), without gradient."""
+        return self.rsample(samples, generator=generator).detach()
+
+    def rsample(self, samples: int, generator=None) -> Tensor:
+        """Draw actions (K, ..., A) with a gradient to the policy: noise is drawn first, then transformed."""
         shape = (samples, *self.mean.shape)
-        noise = torch.randn(shape, generator=generator, device=self.mean.device)
-        return torch.tanh(self.mean.detach() + self.log_std.detach().exp() * noise)
+        return self.from_noise(torch.randn(shape, generator=generator, device=self.mean.device))
+
+    def from_noise(self, normal: Tensor) -> Tensor:
+        """The action that standard normal noise (..., A) chooses; see `rsample`."""
+        return torch.tanh(self.mean + self.log_std.exp() * normal)
 
     def mode(self) -> Tensor:
         """tanh of the mean (..., A)."""
@@ -138,6 +161,18 @@ def crr_loss(log_prob: Tensor, advantage: Tensor) -> tuple[Tensor, dict]:
     return loss, {"filter": keep.float()}
 
 
+def value_loss(q_C: Tensor) -> tuple[Tensor, dict]:
+    """The scale-dependent actor loss, elementwise (...), and what one would want to plot of it.
+
+    `q_C` (C, ...) are the critics' normalised values of the policy's own action, with a gradient to the
+    policy through that action (or its probabilities) alone: it is the caller's part that no critic learns
+    from this loss. The least of all C critics counts. Source: Eq. 2.
+    """
+    # Eq. 2:  L = -Q(h_t, a ~ pi(h_t))
+    q = q_C.amin(0)
+    return -q, {"policy_value": q.detach()}
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     logits_A = torch.zeros(4, requires_grad=True)
@@ -157,6 +192,12 @@ if __name__ == "__main__":
             f"loss {loss.item():.4f}, gradient {[round(g, 3) for g in gradient.tolist()]}"
         )
     print(f"where the filter lets through, the loss is -log pi = ln 4 = {math.log(4):.4f}")
+    loss, _ = value_loss((policy.probs * q_A).sum(-1, keepdim=True))
+    (gradient,) = torch.autograd.grad(loss.sum(), logits_A, retain_graph=True)
+    print(f"scale-dependent: loss {loss.item():.3f}, gradient {[round(g, 3) for g in gradient.tolist()]}")
+    loss, _ = value_loss((policy.probs * 100 * q_A).sum(-1, keepdim=True))
+    (gradient,) = torch.autograd.grad(loss.sum(), logits_A)
+    print(f"  values x 100: loss {loss.item():.3f}, gradient {[round(g, 3) for g in gradient.tolist()]}")
     density = TanhGaussian(torch.zeros(2)).log_prob(torch.tensor([0.0]))
     print(f"tanh-Gaussian, mean 0, log std -1.5, density at 0: {density.exp().item():.4f}")
     print(f"  by hand e^1.5 / sqrt(2 pi) = {math.exp(1.5) / math.sqrt(2 * math.pi):.4f}")

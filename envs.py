@@ -128,11 +128,13 @@ class MultiTaskEnv(gymnasium.Env):
 
     Arguments: `tasks` {name: constructor}; `attempts` plays in a rollout, the first `free_attempts` of
     them (default: all but the last) without returned reward; `store_executed` as above; `max_steps` of a
-    rollout, after which it is truncated. Everything random follows from `reset(seed=...)`: the task, its
+    rollout, after which it is truncated; `reward_factors` {name: factor} by which a task's rewards are
+    multiplied before anybody sees them (missing: 1). Everything random follows from `reset(seed=...)`: the task, its
     variants, and the replacement of invalid actions. `reset(options={"task": name})` asks for a task.
 
     info: "task" and "task_id" always, for reports only; after a rollout's last step also "return" (the
-    counted one), "length" (env steps) and "attempt_returns" (the real return of each attempt).
+    counted one), "length" (env steps) and "attempt_returns" (the real return of each attempt), both in the
+    task's own scale, without the factor.
     Attributes: `tasks` their names, `layout` {name: slice of the observation}, `max_rollout_length` in
     steps, or None where neither a task nor `max_steps` sets a limit.
     Raises ValueError for no tasks, fewer than one attempt, no attempt that counts, discrete and continuous
@@ -146,6 +148,7 @@ class MultiTaskEnv(gymnasium.Env):
         store_executed: bool = False,
         free_attempts: int | None = None,
         max_steps: int | None = None,
+        reward_factors: dict[str, float] | None = None,
     ):
         if not tasks:
             raise ValueError("no tasks given")
@@ -158,6 +161,7 @@ class MultiTaskEnv(gymnasium.Env):
             )
         self.tasks, self.attempts, self.store_executed = list(tasks), attempts, store_executed
         self.max_steps = max_steps
+        self._factor = [float((reward_factors or {}).get(name, 1.0)) for name in tasks]
         self._envs = [make() for make in tasks.values()]
         self._actions = [Actions(env.action_space) for env in self._envs]
         self._write = [flattener(env.observation_space) for env in self._envs]
@@ -226,12 +230,13 @@ class MultiTaskEnv(gymnasium.Env):
                 raise ValueError(f"an action has shape {self.action_space.shape}, got {chosen.shape}")
             valid, executed = True, chosen[: actions.size]
         frame, reward, terminated, truncated, _ = self._envs[task].step(actions.to_task(executed))
-        reward, over = float(reward), bool(terminated or truncated)
+        own_reward, over = float(reward), bool(terminated or truncated)
         counts = self._attempt >= self.free_attempts
+        reward = own_reward * self._factor[task]
         returned = reward if counts else 0.0
         self._length += 1
-        self._attempt_returns[self._attempt] += reward
-        self._return += returned
+        self._attempt_returns[self._attempt] += own_reward
+        self._return += own_reward if counts else 0.0
         terminated = over and self._attempt == self.attempts - 1
         next_attempt = over and not terminated
         if next_attempt:
@@ -313,6 +318,22 @@ def popgym_tasks() -> dict[str, Callable]:
     return tasks
 
 
+# Appendix C's experiment with Procgen (Figures 6 and 7) in miniature: four tasks that a CPU learns within
+# minutes, whose rewards differ by a factor of a thousand. Which task gets which factor is our choice.
+SCALES = {
+    "RepeatFirstMedium": 1.0,
+    "VelocityOnlyCartPoleEasy": 100.0,
+    "HigherLowerEasy": 1.0,
+    "RepeatFirstEasy": 0.1,
+}
+
+
+def scales_tasks() -> dict[str, Callable]:
+    """The four POPGym tasks of the experiment with rescaled rewards, by name."""
+    tasks = popgym_tasks()
+    return {name: tasks[name] for name in SCALES}
+
+
 def gym_tasks(ids: str) -> dict[str, Callable]:
     """Tasks from comma-separated Gymnasium ids with vector observations. One-line ValueErrors for the rest."""
     tasks = {}
@@ -354,16 +375,21 @@ def first_line(error: Exception) -> str:
 
 
 class Benchmark(NamedTuple):
-    """A benchmark: a function that returns its tasks, {name: constructor}, and its usual attempts.
+    """A benchmark: a function that returns its tasks, {name: constructor}, its usual attempts, and the
+    factors of its tasks' rewards, where they are not 1.
 
     The function imports the benchmark's package, so that nobody needs the packages of the others.
     """
 
     tasks: Callable
     attempts: int = 1
+    reward_factors: dict[str, float] | None = None
 
 
-BENCHMARKS = {"popgym": Benchmark(popgym_tasks, attempts=2)}
+BENCHMARKS = {
+    "popgym": Benchmark(popgym_tasks, attempts=2),
+    "scales": Benchmark(scales_tasks, attempts=1, reward_factors=SCALES),
+}
 
 
 def all_tasks(env: str) -> dict[str, Callable]:
@@ -417,12 +443,13 @@ def make_env(
 ) -> MultiTaskEnv:
     """A multi-task environment: `env` is a benchmark's name or gym:ID[,ID...]; `tasks` a subset of it.
 
-    `attempts` is 2 for POPGym and 1 for Gymnasium ids unless given. Raises ValueError, one line, for
+    `attempts` is 2 for POPGym and 1 for the others unless given. Raises ValueError, one line, for
     anything that cannot be built.
     """
     chosen = choose_tasks(env, tasks)
-    usual = BENCHMARKS[env].attempts if env in BENCHMARKS else 1
-    return MultiTaskEnv(chosen, usual if attempts is None else attempts, store_executed)
+    benchmark = BENCHMARKS.get(env, Benchmark(None))
+    attempts = benchmark.attempts if attempts is None else attempts
+    return MultiTaskEnv(chosen, attempts, store_executed, reward_factors=benchmark.reward_factors)
 
 
 def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, **kwargs):

@@ -103,13 +103,14 @@ class Logbook:
         tqdm.write(text, file=sys.stdout)
         sys.stdout.flush()
 
-    def write(self, steps: int, updates: int, row: dict[str, float]) -> None:
-        """One row to metrics.jsonl and TensorBoard."""
+    def write(self, steps: int, updates: int, row: dict[str, float | list[float]]) -> None:
+        """One row to metrics.jsonl and TensorBoard. A list is a histogram, and goes to the file alone."""
         row = {"step": steps, "updates": updates, "minutes": round(self.minutes, 3)} | row
         self.file.write(json.dumps(row) + "\n")
         self.file.flush()
         for name, value in row.items():
-            self.board.add_scalar(name, value, steps)
+            if not isinstance(value, list):
+                self.board.add_scalar(name, value, steps)
 
     def close(self) -> None:
         """Close the files and give the signals back."""

@@ -43,6 +43,9 @@ BEYOND_THE_TABLES = {
     # ---- learning
     "bin_low": -1e5,  # lower limit of the bins, scaled returns | appendix A
     "bin_high": 1e5,  # upper limit | appendix A
+    "value_label": "twohot",  # labels of the two-hot critic | Eq. 5 and 6
+    "popart_beta": 5e-4,  # step size of PopArt's statistics | authors' code
+    "n_step": 1,  # rewards summed before a target bootstraps | section 3: one
     "symlog": True,  # bins evenly spaced in symlog space | appendix A
     "action_samples": 3,  # K: samples behind the value of a state, Eq. 4 | authors' code
     "critic_weight": 10.0,  # lambda: weight of the critic's loss beside the actor's | authors' code
@@ -135,8 +138,11 @@ SMOKE = LAPTOP | {
 # observations are vectors, too, and plays each task once. POPGym's returns lie in [-1, 1]; elsewhere they
 # are often in the hundreds, and 200 times that would leave the bins.
 GYM = {"attempts": 1, "reward_scale": 10.0}
+# Four POPGym tasks whose rewards are rescaled, to compare the four variants: as POPGym, one attempt.
+SCALES = {"attempts": 1}
 PRESETS: dict[str, dict[str, dict]] = {
     "popgym": {"paper": POPGYM, "laptop": LAPTOP, "smoke": SMOKE},
+    "scales": {"paper": POPGYM | SCALES, "laptop": LAPTOP | SCALES, "smoke": SMOKE | SCALES},
     "gym": {"paper": POPGYM | GYM, "laptop": LAPTOP | GYM, "smoke": SMOKE | GYM},
 }
 

@@ -20,7 +20,8 @@ RESULTS = Path(__file__).resolve().parent / "results"
 
 def load_bounds(env: str) -> dict[str, tuple[float, float]]:
     """Measured (random, best) return of each task of a benchmark; {} where none were measured."""
-    path = RESULTS / f"{env}_bounds.csv"
+    # The rescaled tasks are POPGym's own, and their returns are reported in the tasks' own scale.
+    path = RESULTS / f"{'popgym' if env == 'scales' else env}_bounds.csv"
     if not path.exists():
         return {}
     with open(path) as file:

@@ -26,8 +26,8 @@ import tyro
 from torch import Tensor, nn
 
 import checkpoint
-from agent import VARIANTS, Agent, Policy, env_arguments
-from critics import move_target
+from agent import Agent, Policy, env_arguments, losses, next_values
+from critics import move_target, n_step_target
 from envs import all_tasks, make_env, make_vector_env, task_family
 from logbook import Logbook, available_memory, describe_versions
 from presets import preset
@@ -46,7 +46,8 @@ class Config:
     tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default all
     attempts: int = 2  # plays of a task in a rollout, all but the last free exploration | section 4
     store_executed: bool = False  # store the valid action carried out, not the one chosen | DEVIATION
-    variant: Literal["ind_ind"] = "ind_ind"  # actor and critic loss, both scale-independent | Eq. 3, 4
+    # actor and critic loss, each independent of the scale of returns or dependent on it | Eq. 1 to 4
+    variant: Literal["ind_ind", "ind_dep", "dep_ind", "dep_dep"] = "ind_ind"
     # ---- the run
     name: str | None = None  # folder under runs/; default: environment, variant and time
     scale: Literal["auto", "paper", "laptop", "smoke"] = "auto"  # auto: paper on a GPU, laptop on a CPU
@@ -77,6 +78,7 @@ class Config:
     grad_clip: float = 1.0  # norm of the whole gradient | Table 1
     gammas: tuple[float, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999)  # the last one acts | Table 1
     tau: float = 0.003  # target networks move this share of the way each update | Table 1
+    n_step: int = 1  # rewards summed before a target bootstraps | section 3: one
     critic_weight: float = 10.0  # lambda: weight of the critic's loss beside the actor's | authors' code
     reward_scale: float = 200.0  # rewards are multiplied by this before learning | authors' script
     action_samples: int = 3  # K: samples behind the value of a state, Eq. 4 | authors' code
@@ -94,7 +96,9 @@ class Config:
     bins: int = 64  # critic output bins N | Table 2 (POPGym)
     bin_low: float = -1e5  # limits of the bins, in scaled returns | appendix A
     bin_high: float = 1e5  # upper limit | appendix A
-    symlog: bool = True  # bins spaced evenly in symlog space | appendix A
+    symlog: bool = True  # bins spaced evenly in symlog space (--no-symlog: in returns) | appendix A
+    value_label: Literal["twohot", "hlgauss"] = "twohot"  # two-hot critic's labels | Eq. 5, 6; appendix A
+    popart_beta: float = 5e-4  # step size of PopArt's statistics | authors' code
     prob_low: float = (
         1e-6  # discrete policies: probabilities are clipped from below | our choice (27 actions)
     )
@@ -121,7 +125,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
         while not run.finished():
             collect(run)
             while run.updates_owed >= 1 and not run.log.stop_signal:
-                run.recent.append(update(run.agent, run.optimizer, run.schedule, run.sample(), config))
+                run.update()
                 run.updates += 1
                 run.updates_owed -= 1
                 if run.updates % config.log_every == 0:
@@ -224,8 +228,11 @@ class Lanes:
 # ----------------------------------------------------------------------------------------------- update
 
 
-def update(agent: Agent, optimizer, schedule, batch, config: Config) -> dict[str, Tensor]:
-    """One gradient step on a batch of windows; returns scalars to plot. Source: paper, section 3 and Table 1."""
+def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: int = 1) -> dict[str, Tensor]:
+    """One gradient step on a batch of windows; returns what to plot. Source: paper, section 3 and Table 1.
+
+    Most of what is returned are scalars; `bins/<discount>` are (N,), `share/<what>` (num_tasks,).
+    """
     agent.train()
     device = batch.obs_BTO.device
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
@@ -235,33 +242,47 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config) -> dict[str
     with autocast:
         h_BTD = agent.states(batch.obs_BTO, batch.time_BT).float()
 
-    # From here on, states are flat: S valid (b, t) pairs, the padding left behind.
+    # From here on, states are flat: S valid (b, t) pairs in order of time, the padding left behind.
     h_SD = h_BTD.detach()[:, :-1][batch.mask_BT]
     next_SD = h_BTD.detach()[:, 1:][batch.mask_BT]
     stored_SA = agent.action_vectors(batch.action_BT[batch.mask_BT])
+    follows_S = F.pad(batch.mask_BT[:, 1:], (0, 1))[batch.mask_BT]  # is the next row the next step?
+    chunks = [slice(i, i + config.chunk) for i in range(0, len(h_SD), config.chunk)]
+
+    # Targets first, for all states: PopArt learns from the whole batch before any loss is computed.
+    with autocast:
+        q_next_SG = torch.cat([next_values(agent, next_SD[part]).float() for part in chunks])
     reward_S = batch.reward_BT[batch.mask_BT] * config.reward_scale
     terminated_S = batch.done_BT[batch.mask_BT]
-    grad_SD = torch.empty_like(h_SD)
-    losses, states, totals = VARIANTS[config.variant], len(h_SD), defaultdict(float)
+    y_SG = n_step_target(reward_S, terminated_S, q_next_SG, agent.gamma_G, follows_S, config.n_step)
+    agent.popart.update(y_SG)
 
     # Plain: loss = actor_loss(h).mean() + 10 critic_loss(h).mean(); loss.backward(). The same gradients,
     # but only `chunk` states' worth of actor and critic activations exist at a time: on a CPU that is the
     # difference between cache and memory.
     optimizer.zero_grad()
-    for i in range(0, states, config.chunk):
-        part = slice(i, i + config.chunk)
+    grad_SD, totals, loss_sizes = torch.empty_like(h_SD), defaultdict(float), []
+    for part in chunks:
         h_part_SD = h_SD[part].requires_grad_()
         with autocast:
             actor_loss_SG, critic_loss_CSG, metrics = losses(
-                agent, config, h_part_SD, next_SD[part], stored_SA[part], reward_S[part], terminated_S[part]
+                agent, config, h_part_SD, stored_SA[part], y_SG[part]
             )
-        share = len(h_part_SD) / states
+        share = len(h_part_SD) / len(h_SD)
         actor_loss, critic_loss = actor_loss_SG.mean() * share, critic_loss_CSG.mean() * share
         (actor_loss + config.critic_weight * critic_loss).backward()
         grad_SD[part] = h_part_SD.grad
         metrics |= {"loss/actor": actor_loss.detach() / share, "loss/critic": critic_loss.detach() / share}
+        loss_sizes.append((actor_loss_SG.detach().abs().mean(1), critic_loss_CSG.detach().mean((0, 2))))
         for name, value in metrics.items():
-            totals[name] += value.mean() * share
+            totals[name] += value * share
+
+    # Which tasks the losses and the gradient come from. For the log alone: learning never sees a task's id.
+    task_S = batch.task_B.unsqueeze(1).expand_as(batch.mask_BT)[batch.mask_BT]
+    actor_S, critic_S = (torch.cat(sizes) for sizes in zip(*loss_sizes))
+    by_task = {"states": torch.ones_like(actor_S), "actor": actor_S, "critic": critic_S}
+    for name, size_S in (by_task | {"gradient": grad_SD.norm(dim=-1)}).items():
+        totals[f"share/{name}"] = torch.bincount(task_S, size_S, num_tasks) / size_S.sum().clamp(min=1e-30)
 
     # One pass through Transformer and encoder, with what all chunks together ask of the states.
     grad_BTD = torch.zeros_like(h_BTD)
@@ -269,6 +290,7 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config) -> dict[str
     h_BTD.backward(grad_BTD)
     parameters = [p for p in agent.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in parameters])
+    totals |= {"popart/mu": agent.popart.mu[-1].clone(), "popart/sigma": agent.popart.sigma[-1]}
     totals |= {"gradient_norm": norm, "skipped": (~torch.isfinite(norm)).float()}
     # Clipping by a norm that is NaN would poison every weight: such an update is left out, and counted.
     if torch.isfinite(norm):
@@ -276,7 +298,7 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config) -> dict[str
         optimizer.step()
         schedule.step()
         move_target(agent.target_actor, agent.actor, config.tau)
-        move_target(agent.target_critics, agent.critics, config.tau)
+        move_target(agent.value.target_critics, agent.value.critics, config.tau)
     return dict(totals)
 
 
@@ -413,6 +435,10 @@ class Run:
         batch = self.replay.sample(self.config.batch_size, self.config.context)
         return type(batch)(*(tensor.to(self.device, non_blocking=True) for tensor in batch))
 
+    def update(self) -> None:
+        batch, tasks = self.sample(), len(self.env.tasks)
+        self.recent.append(update(self.agent, self.optimizer, self.schedule, batch, self.config, tasks))
+
     def count_rollout(self, info: dict, e: int) -> None:
         "A rollout has ended in environment `e`: note its counted return under its task, for reports only."
         task = self.env.tasks[info["task_id"][e]]
@@ -424,7 +450,11 @@ class Run:
         "Means over the updates and rollouts since the last row."
         then, steps, updates = self.logged
         self.logged = now, _, _ = time.monotonic(), self.steps, self.updates
-        row = {name: float(np.mean([float(m[name]) for m in self.recent])) for name in self.recent[0]}
+        row = {}
+        for name in self.recent[0]:
+            mean = torch.stack([m[name].float() for m in self.recent]).mean(0).tolist()
+            named = zip(self.env.tasks, mean) if name.startswith("share/") else ()
+            row |= {f"{name}/{task}": share for task, share in named} or {name: mean}
         row |= {f"return/{task}": float(np.mean(v)) for task, v in sorted(self.returns.items())}
         if self.last_returns:
             row["return_mean"] = float(np.mean([np.mean(v) for v in self.last_returns.values()]))
@@ -658,7 +688,7 @@ def check(config: Config) -> None:
     if c.d_model % c.heads:
         raise ValueError(f"--d_model {c.d_model} must be a multiple of --heads {c.heads}")
     at_least_1 = ("steps", "num_envs", "batch_size", "context", "chunk", "segment_length", "action_samples")
-    at_least_1 += ("layers", "heads", "critics", "log_every", "eval_episodes", "final_episodes")
+    at_least_1 += ("n_step", "layers", "heads", "critics", "log_every", "eval_episodes", "final_episodes")
     for field in at_least_1:
         if getattr(c, field) < 1:
             raise ValueError(f"--{field} must be at least 1, got {getattr(c, field)}")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from critics import TwoHotCritics, draw_subset, move_target, take_subset, td_target
+from critics import ActionCritics, draw_subset, move_target, take_subset, td_target
 
 GAMMAS = (0.1, 0.9, 0.99)
 
@@ -19,7 +19,7 @@ def plain(critics, c, state_D, action_A, g):
 
 
 def test_factorised_first_layer_equals_concatenation():
-    critics = TwoHotCritics(5, 4, GAMMAS, critics=2, hidden=(8, 6), bins=7)
+    critics = ActionCritics(5, 4, GAMMAS, critics=2, hidden=(8, 6), outputs=7)
     state_SD, sampled_KSGA = torch.randn(3, 5), torch.randn(2, 3, 3, 4)
     logits_CKSGN = critics(state_SD, sampled_KSGA)
     stored_CSGN = critics(state_SD, sampled_KSGA[0, :, :1])
@@ -35,14 +35,14 @@ def test_factorised_first_layer_equals_concatenation():
 
 
 def test_discount_feature_is_symlog_of_the_horizon():
-    critics = TwoHotCritics(2, 1, (0.0, 0.9, 0.999), critics=1, hidden=(4,), bins=3)
+    critics = ActionCritics(2, 1, (0.0, 0.9, 0.999), critics=1, hidden=(4,), outputs=3)
     expected = torch.tensor([2.0, 11.0, 1001.0]).log()
     torch.testing.assert_close(critics.gamma_feature_G1[:, 0], expected, rtol=1e-4, atol=0)
 
 
 def test_chunks_with_immediate_backward_give_the_gradients_of_one_large_loss():
     torch.manual_seed(0)
-    critics = TwoHotCritics(5, 3, GAMMAS, critics=4, hidden=(8, 8), bins=6)
+    critics = ActionCritics(5, 3, GAMMAS, critics=4, hidden=(8, 8), outputs=6)
     trunk = torch.nn.Linear(2, 5)
     inputs, action_SA = torch.randn(50, 2), torch.randn(50, 3)
 
@@ -94,7 +94,7 @@ def test_moving_average():
 
 
 def test_stored_and_sampled_actions_reach_the_critic_in_one_form():
-    critics = TwoHotCritics(5, 3, GAMMAS, critics=2, hidden=(8,), bins=4)
+    critics = ActionCritics(5, 3, GAMMAS, critics=2, hidden=(8,), outputs=4)
     state_SD, one_hot = torch.randn(6, 5), F.one_hot(torch.tensor([0, 1, 2, 0, 1, 2]), 3).float()
     stored = critics(state_SD, one_hot.unsqueeze(1))
     sampled = critics(state_SD, one_hot[None, :, None].expand(1, 6, 3, 3))[:, 0]
@@ -104,6 +104,6 @@ def test_stored_and_sampled_actions_reach_the_critic_in_one_form():
 
 def test_bad_arguments_raise():
     with pytest.raises(ValueError, match="discounts"):
-        TwoHotCritics(2, 2, (1.5,))
+        ActionCritics(2, 2, (1.5,))
     with pytest.raises(ValueError, match="at least 1"):
-        TwoHotCritics(2, 2, GAMMAS, critics=0)
+        ActionCritics(2, 2, GAMMAS, critics=0)
