@@ -1,17 +1,17 @@
-"""agent.py: the paper's method against the authors' numbers, and what the assembled update must not do."""
+"""agent.py: what the assembled update must and must not do, in all four variants."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from agent import VARIANTS, Agent, Policy, losses_ind_ind
+import train
+from agent import VARIANTS, Agent, Policy, losses, next_values
+from critics import n_step_target, td_target
 from crr_actor import Categorical
+from replay import Replay
 from train import Config, update
-
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def small(**changes):
@@ -31,6 +31,7 @@ def window(B=4, T=9, O=7, A=3, seed=0):
         done_BT=torch.arange(T) == length_B[:, None] - 1,
         mask_BT=mask_BT,
         time_BT=torch.arange(T + 1).expand(B, T + 1) + torch.tensor([[0], [3], [0], [40]]),
+        task_B=torch.zeros(B, dtype=torch.long),
     )
 
 
@@ -42,6 +43,13 @@ class KeepWeights:
 
     def step(self):
         pass
+
+
+def losses_of(agent, config, h_SD, next_SD, stored_SA, reward_S, terminated_S):
+    "Both losses of some states, as `update` computes them."
+    y_SG = td_target(reward_S, terminated_S, next_values(agent, next_SD), agent.gamma_G)
+    agent.popart.update(y_SG)
+    return losses(agent, config, h_SD, stored_SA, y_SG)
 
 
 def gradients(config, batch, seed=0):
@@ -58,30 +66,33 @@ def no_chance(monkeypatch):
     monkeypatch.setattr(
         Categorical, "sample", lambda self, k, generator=None: self.mode().expand(k, *self.probs.shape)
     )
+    zeros = lambda self, k: torch.zeros(k, *self.probs.shape)
+    monkeypatch.setattr(Categorical, "rsample", lambda self, k: self.from_noise(zeros(self, k)))
     monkeypatch.setattr(
         "agent.draw_subset", lambda critics, shape, device=None: torch.zeros(2, *shape, dtype=torch.long)
     )
 
 
-def test_chunk_size_changes_nothing(no_chance):
-    _, whole, expected = gradients(small(chunk=1000, grad_clip=1e9), window())
-    _, parts, got = gradients(small(chunk=1000, grad_clip=1e9), window())
-    _, parts, got = gradients(small(chunk=5, grad_clip=1e9), window())
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_chunk_size_changes_nothing(no_chance, variant):
+    _, whole, expected = gradients(small(chunk=1000, grad_clip=1e9, variant=variant), window())
+    _, parts, got = gradients(small(chunk=5, grad_clip=1e9, variant=variant), window())
     assert abs(whole["loss/critic"] - parts["loss/critic"]) < 1e-5
     assert set(got) == set(expected) and len(got) > 30
     for name in expected:
         torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-6)
 
 
-def test_the_update_has_the_gradients_of_one_plain_loss(no_chance):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_update_has_the_gradients_of_one_plain_loss(no_chance, variant):
     "Chunks, detached states and two backward passes, against loss.backward() on everything at once."
-    config, batch = small(chunk=5, grad_clip=1e9), window()
+    config, batch = small(chunk=5, grad_clip=1e9, variant=variant), window()
     _, _, got = gradients(config, batch)
     torch.manual_seed(0)
     agent = Agent(config, observation_dim=7, action_dim=3, discrete=True)
     agent.encoder.norm.update(batch.obs_BTO, torch.nn.functional.pad(batch.mask_BT, (1, 0), value=True))
     h_BTD, mask_BT = agent.states(batch.obs_BTO, batch.time_BT), batch.mask_BT
-    actor_loss_SG, critic_loss_CSG, _ = losses_ind_ind(
+    actor_loss_SG, critic_loss_CSG, _ = losses_of(
         agent,
         config,
         h_BTD[:, :-1][mask_BT],
@@ -114,38 +125,93 @@ def test_padding_changes_nothing():
     assert torch.equal(agent_a.encoder.norm.mean_O, agent_b.encoder.norm.mean_O)
 
 
-def test_no_gradient_from_the_actor_loss_to_critics_and_none_to_targets():
-    config = small()
+KINDS = [(variant, discrete) for variant in VARIANTS for discrete in (True, False)]
+
+
+def states_and_actions(discrete, S=20):
+    stored_SA = torch.eye(3)[torch.randint(3, (S,))] if discrete else torch.rand(S, 3) * 2 - 1
+    return torch.randn(S, 16), torch.randn(S, 16), stored_SA, torch.randn(S), torch.zeros(S, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(("variant", "discrete"), KINDS)
+def test_no_critic_learns_from_an_actor_loss_and_no_target_from_anything(variant, discrete):
+    torch.manual_seed(0)
+    config = small(variant=variant)
+    agent = Agent(config, 7, 3, discrete)
+    h_SD, *rest = states_and_actions(discrete)
+    h_SD.requires_grad_()
+    actor_loss_SG, critic_loss_CSG, _ = losses_of(agent, config, h_SD, *rest)
+    actor_loss_SG.mean().backward(retain_graph=True)
+    assert all(p.grad is None for p in agent.value.parameters())
+    assert agent.actor.layers[0].weight.grad.abs().max() > 0 and h_SD.grad.abs().max() > 0
+    critic_loss_CSG.mean().backward()
+    assert all(p.grad.abs().max() > 0 for p in agent.value.critics.parameters())
+    targets = [*agent.target_actor.parameters(), *agent.value.target_critics.parameters()]
+    assert all(p.grad is None and not p.requires_grad for p in targets)
+
+
+@pytest.mark.parametrize("variant", ["dep_ind", "dep_dep"])
+@pytest.mark.parametrize("discrete", [True, False])
+def test_the_actor_loss_reaches_the_states_through_the_policy_alone(variant, discrete, monkeypatch):
+    "With the policy's parameters cut off from the state, nothing is left of the actor's gradient."
+    torch.manual_seed(0)
+    config = small(variant=variant)
+    agent = Agent(config, 7, 3, discrete)
+    agent.actor.register_forward_pre_hook(lambda module, inputs: (inputs[0].detach(),))
+    h_SD, *rest = states_and_actions(discrete)
+    h_SD.requires_grad_()
+    losses_of(agent, config, h_SD, *rest)[0].mean().backward()
+    assert h_SD.grad is None
+
+
+@pytest.mark.parametrize("variant", ["ind_ind", "ind_dep"])
+def test_nothing_above_zero_gives_loss_zero_and_an_actor_gradient_of_exactly_zero(variant, monkeypatch):
+    torch.manual_seed(0)
+    critic = VARIANTS[variant].critic
+    monkeypatch.setattr(critic, "advantage", lambda self, h, a, q, policy, k: torch.zeros(q.shape[1:]))
+    agent, metrics, got = gradients(small(variant=variant), window())
+    assert metrics["loss/actor"] == 0 and metrics["filter"] == 0 and metrics["skipped"] == 0
+    assert all(gradient.isfinite().all() for gradient in got.values())
+    assert all(not p.grad.any() for p in agent.actor.parameters())
+
+
+@pytest.mark.parametrize("variant", ["ind_ind", "ind_dep"])
+def test_a_filtered_out_action_contributes_exactly_nothing(variant, monkeypatch):
+    "The actor's gradient with one action let through is that of a batch which holds no other."
+    torch.manual_seed(0)
+    config = small(variant=variant)
     agent = Agent(config, 7, 3, True)
-    h_SD = torch.randn(20, 16, requires_grad=True)
-    stored_SA = torch.eye(3)[torch.randint(3, (20,))]
-    actor_loss, _, _ = losses_ind_ind(
-        agent,
-        config,
-        h_SD,
-        torch.randn(20, 16),
-        stored_SA,
-        torch.randn(20),
-        torch.zeros(20, dtype=torch.bool),
-    )
-    actor_loss.mean().backward()
-    assert all(p.grad is None for p in agent.value.critics.parameters())
-    assert agent.actor.layers[0].weight.grad.abs().max() > 0
-    _, _, grads = gradients(config, window())
-    assert not [name for name in grads if name.startswith("target")]
+    inputs = states_and_actions(True)
+    only = torch.arange(20) == 4
+    critic = VARIANTS[variant].critic
+    monkeypatch.setattr(critic, "advantage", lambda self, h, a, q, policy, k: self.forced)
+
+    def gradient(advantage_SG, rows):
+        agent.value.forced = advantage_SG
+        loss_SG = losses_of(agent, config, *(x[rows] for x in inputs))[0]
+        return torch.autograd.grad(loss_SG.sum(), list(agent.actor.parameters()))
+
+    filtered = gradient(torch.where(only[:, None], 1.0, -1.0).expand(20, 2), torch.arange(20))
+    alone = gradient(torch.ones(1, 2), only)
+    for a, b in zip(filtered, alone, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_a_policy_that_always_takes_the_stored_action_has_advantage_exactly_zero():
-    config = small(prob_low=0.0, prob_high=1.0)
+@pytest.mark.parametrize("variant", ["ind_ind", "ind_dep"])
+def test_a_policy_that_always_takes_the_stored_action_has_advantage_exactly_zero(variant):
+    config = small(prob_low=0.0, prob_high=1.0, variant=variant)
     agent = Agent(config, 7, 3, True)
     with torch.no_grad():
         agent.actor.layers[-1].weight.zero_()
         agent.actor.layers[-1].bias.copy_(torch.tensor([0.0, 1e4, 0.0] * 2))
     stored_SA = torch.eye(3)[torch.ones(50, dtype=torch.long)]
-    actor_loss, _, metrics = losses_ind_ind(
+    actor_loss, _, metrics = losses_of(
         agent, config, torch.randn(50, 16), torch.randn(50, 16), stored_SA, torch.randn(50), torch.zeros(50)
     )
-    assert metrics["filter"].sum() == 0 and actor_loss.abs().max() == 0
+    assert metrics["filter"] == 0 and actor_loss.abs().max() == 0
+
+    if variant == "ind_dep":  # one pass for all actions
+        return
 
     # Also where the critics' two passes round differently, here as far as they can.
     class Noisy(torch.nn.Module):
@@ -153,10 +219,10 @@ def test_a_policy_that_always_takes_the_stored_action_has_advantage_exactly_zero
             return torch.randn(4, *action.shape[:-2], 2, 16, requires_grad=True)
 
     agent.value.critics = Noisy()
-    _, _, metrics = losses_ind_ind(
+    _, _, metrics = losses_of(
         agent, config, torch.randn(50, 16), torch.randn(50, 16), stored_SA, torch.randn(50), torch.zeros(50)
     )
-    assert metrics["filter"].sum() == 0
+    assert metrics["filter"] == 0
 
 
 def test_the_target_values_the_target_actors_action():
@@ -169,42 +235,93 @@ def test_the_target_values_the_target_actors_action():
     valued = []
     agent.value.target_critics.register_forward_pre_hook(lambda module, inputs: valued.append(inputs[1]))
     stored_SA = torch.eye(3)[torch.zeros(5, dtype=torch.long)]
-    losses_ind_ind(
+    losses_of(
         agent, config, torch.randn(5, 16), torch.randn(5, 16), stored_SA, torch.randn(5), torch.zeros(5)
     )
     assert (valued[0].argmax(-1) == 2).all() and valued[0].shape == (5, 2, 3)
 
 
-def test_truncation_bootstraps_and_termination_does_not():
-    config = small()
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_truncation_bootstraps_and_termination_does_not(variant, monkeypatch):
+    "Windows from whole rollouts and from their middle, by way of the replay and the update."
     torch.manual_seed(0)
+    config = small(variant=variant, reward_scale=1.0)
     agent = Agent(config, 7, 3, True)
-    inputs = (
-        torch.randn(30, 16),
-        torch.randn(30, 16),
-        torch.eye(3)[torch.randint(3, (30,))],
-        torch.zeros(30),
-    )
-    with torch.no_grad():  # a target critic that is sure of a large value
-        agent.value.target_critics.bias[-1].zero_()
-        agent.value.target_critics.bias[-1][..., -1] = 50.0
+    replay = Replay(7, (), np.int64, max_length=12, capacity_trajectories=4, seed=0)
+    rng = np.random.default_rng(0)
+    for task, terminated in enumerate([True, False]):  # rewards tell time and rollout apart
+        obs_TO, action_T = rng.normal(size=(13, 7)), rng.integers(3, size=12)
+        replay.add(obs_TO, action_T, np.arange(12) + 100.0 * task, terminated, start=30, task=task)
+    monkeypatch.setattr(train, "next_values", lambda agent, next_SD: torch.full((len(next_SD), 2), 1000.0))
+    seen = []
+    record = lambda *args: seen.append((args[0], n_step_target(*args))) or seen[-1][1]
+    monkeypatch.setattr(train, "n_step_target", record)
+    started = set()
+    for _ in range(10):
+        batch = replay.sample(8, 5)
+        started |= set(batch.time_BT[:, 0].tolist())
+        update(agent, KeepWeights(), KeepWeights(), batch, config, 2)
+    assert 30 in started and max(started) > 34
+    ends = 0
+    for reward, y_G in zip(torch.cat([r for r, _ in seen]), torch.cat([y for _, y in seen]), strict=True):
+        over = reward == 11.0  # the last step of the rollout that terminated; 111: of the truncated one
+        ends += over
+        expected_G = reward + (0.0 if over else 1000.0) * agent.gamma_G
+        torch.testing.assert_close(y_G, expected_G)
+    assert ends > 5
 
-    def mean_critic_loss(terminated):
-        return losses_ind_ind(agent, config, *inputs, torch.full((30,), terminated))[1].mean()
 
-    with torch.no_grad():  # and an online one that is sure of 0
-        agent.value.critics.weight[-1].zero_(), agent.value.critics.bias[-1].fill_(-50.0)
-        agent.value.critics.bias[-1][..., 7:9] = 0.0
-    assert mean_critic_loss(True) < 1
-    assert mean_critic_loss(False) > 20
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_task_of_a_rollout_is_for_reports_only(no_chance, variant):
+    batch, relabelled = window(), window()
+    relabelled.task_B = torch.tensor([3, 1, 0, 2])
+    _, a, grads_a = gradients(small(variant=variant), batch)
+    _, b, grads_b = gradients(small(variant=variant), relabelled)
+    assert all(torch.equal(grads_a[name], grads_b[name]) for name in grads_a)
+    assert a["share/states"].tolist() == [1.0]
+    lengths = torch.tensor([9, 5, 1, 7]) / 22
+    torch.testing.assert_close(b["share/states"][relabelled.task_B], lengths)
+    for name in ("critic", "actor", "gradient"):
+        assert b[f"share/{name}"].sum().item() == pytest.approx(1) or b["loss/actor"] == 0
+
+
+def test_losses_of_a_task_are_counted_under_its_number(no_chance):
+    "A task whose rewards are 1000 times larger takes nearly all of a squared error, and not of a cross-entropy."
+    batch = window()
+    batch.task_B = torch.tensor([0, 1, 1, 1])
+    batch.reward_BT[0] *= 1000
+    squared, crossed = (gradients(small(variant=v), batch)[1]["share/critic"] for v in ("ind_dep", "ind_ind"))
+    assert squared[0] > 0.95 and 0.3 < crossed[0] < 0.8
+
+
+def test_the_likeliest_bins_are_counted_by_discount(no_chance):
+    agent, _, _ = gradients(small(), window())
+    with torch.no_grad():
+        agent.value.critics.weight[-1].zero_()
+        agent.value.critics.bias[-1].zero_()
+        agent.value.critics.bias[-1][..., 5] = 1.0
+    _, metrics = None, update(agent, KeepWeights(), KeepWeights(), window(), small())
+    for name in ("bins/0.5", "bins/0.9"):
+        assert metrics[name].argmax() == 5 and metrics[name].sum().item() == pytest.approx(1)
+
+
+def test_hlgauss_labels_are_the_loss_when_asked_for():
+    torch.manual_seed(0)
+    inputs = states_and_actions(True)
+    agent = Agent(small(value_label="hlgauss"), 7, 3, True)
+    y_SG, stored_S1A = torch.randn(20, 2) * 10, inputs[2].unsqueeze(1)
+    loss_CSG, _, _ = agent.value.loss(inputs[0], stored_S1A, y_SG, agent.popart)
+    labels = agent.value.support.hlgauss_labels(y_SG)
+    expected = -(labels * agent.value.critics(inputs[0], stored_S1A).log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(loss_CSG, expected)
 
 
 def test_a_gradient_that_is_not_finite_skips_the_update(monkeypatch):
     def broken(*args):
-        actor_loss, critic_loss, metrics = losses_ind_ind(*args)
+        actor_loss, critic_loss, metrics = losses(*args)
         return actor_loss * float("nan"), critic_loss, metrics
 
-    monkeypatch.setitem(VARIANTS, "ind_ind", broken)
+    monkeypatch.setattr(train, "losses", broken)
     agent = Agent(small(), 7, 3, True)
     optimizer = torch.optim.AdamW([p for p in agent.parameters() if p.requires_grad], lr=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0)

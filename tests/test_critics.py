@@ -4,7 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from critics import ActionCritics, draw_subset, move_target, take_subset, td_target
+from critics import (
+    ActionCritics,
+    AllActionCritics,
+    draw_subset,
+    move_target,
+    n_step_target,
+    take_subset,
+    td_target,
+)
 
 GAMMAS = (0.1, 0.9, 0.99)
 
@@ -85,6 +93,51 @@ def test_target_by_hand_terminated_cuts_the_bootstrap():
     assert y_SG.tolist() == [[6.0, 10.0], [1.0, 1.0]]
 
 
+def test_n_step_targets_equal_a_slow_loop():
+    "Sums of at most n rewards, cut at a window's end and at a termination, windows of many lengths."
+    torch.manual_seed(0)
+    lengths, gamma_G = [7, 1, 4, 2], torch.tensor([0.5, 0.9])
+    S = sum(lengths)
+    reward_S, q_next_SG, terminated_S = torch.randn(S), torch.randn(S, 2), torch.zeros(S, dtype=torch.bool)
+    last = torch.tensor(lengths).cumsum(0) - 1
+    terminated_S[last[2]] = True  # one window ends with its rollout, the others go on or are truncated
+    follows_S = torch.ones(S, dtype=torch.bool)
+    follows_S[last] = False
+    for n in (1, 2, 3, 20):
+        y_SG = n_step_target(reward_S, terminated_S, q_next_SG, gamma_G, follows_S, n)
+        for s in range(S):
+            end = int(last[last >= s][0])
+            stop = min(s + n - 1, end)  # the last step whose reward is summed
+            for g, gamma in enumerate(gamma_G.tolist()):
+                expected = sum(gamma ** (t - s) * reward_S[t].item() for t in range(s, stop + 1))
+                if not terminated_S[stop]:
+                    expected += gamma ** (stop - s + 1) * q_next_SG[stop, g].item()
+                assert y_SG[s, g].item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert torch.equal(
+        n_step_target(reward_S, terminated_S, q_next_SG, gamma_G, follows_S, 1),
+        td_target(reward_S, terminated_S, q_next_SG, gamma_G),
+    )
+
+
+def test_all_action_critics_equal_plain_networks():
+    critics = AllActionCritics(5, action_dim=4, discounts=3, critics=2, hidden=(8, 6))
+    state_SD = torch.randn(6, 5)
+    q_CSGA = critics(state_SD)
+    assert q_CSGA.shape == (2, 6, 3, 4)
+    for c in range(2):
+        x = state_SD
+        for layer, (weight, bias) in enumerate(zip(critics.weight, critics.bias)):
+            x = F.leaky_relu(x) if layer else x
+            x = x @ weight[c] + bias[c]
+        # discount-major: all actions of the first discount, then those of the second
+        torch.testing.assert_close(q_CSGA[c, :, 1], x[:, 4:8])
+
+
+def test_scalar_critics_of_continuous_actions_are_those_with_one_output():
+    critics = ActionCritics(5, 3, GAMMAS, critics=2, hidden=(8,), outputs=1)
+    assert critics(torch.randn(6, 5), torch.randn(4, 6, 3, 3)).shape == (2, 4, 6, 3, 1)
+
+
 def test_moving_average():
     target, online = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     before = target.weight.clone()
@@ -107,3 +160,5 @@ def test_bad_arguments_raise():
         ActionCritics(2, 2, (1.5,))
     with pytest.raises(ValueError, match="at least 1"):
         ActionCritics(2, 2, GAMMAS, critics=0)
+    with pytest.raises(ValueError, match="at least 1"):
+        AllActionCritics(2, 2, discounts=3, critics=0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from crr_actor import ActorHead, Categorical, TanhGaussian, advantage, crr_loss
+from crr_actor import ActorHead, Categorical, TanhGaussian, advantage, crr_loss, value_loss
 
 
 def test_probabilities_are_clipped_and_renormalised():
@@ -100,3 +100,47 @@ def test_the_loss_gives_the_advantage_no_gradient():
     loss, _ = crr_loss(torch.zeros(3, requires_grad=True), a)
     loss.sum().backward()
     assert a.grad is None
+
+
+def test_straight_through_gumbel_softmax():
+    "One-hot samples with the policy's frequencies; the gradient is that of the soft choice."
+    torch.manual_seed(0)
+    logits = torch.log(torch.tensor([0.5, 0.3, 0.2])).requires_grad_()
+    policy = Categorical(logits, 0.0, 1.0)
+    sample_KA = policy.rsample(20_000)
+    hard_KA = sample_KA.detach().round()
+    assert (sample_KA - hard_KA).abs().max() < 1e-6 and (hard_KA.sum(-1) == 1).all()
+    torch.testing.assert_close(hard_KA.mean(0), policy.probs.detach(), rtol=0, atol=0.015)
+    noise, worth = torch.tensor([0.2, -0.1, 0.4]), torch.tensor([1.0, 2.0, 4.0])
+    (straight,) = torch.autograd.grad((policy.from_noise(noise) * worth).sum(), logits, retain_graph=True)
+    soft = torch.softmax((policy.probs.log() + noise) / 0.5, -1)
+    (expected,) = torch.autograd.grad((soft * worth).sum(), logits)
+    torch.testing.assert_close(straight, expected)
+
+
+def test_a_probability_of_zero_gives_finite_gradients():
+    logits = torch.tensor([0.0, -2e4, 0.0], requires_grad=True)
+    sample_KA = Categorical(logits, 0.0, 1.0).rsample(100)
+    (sample_KA * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert logits.grad.isfinite().all() and sample_KA[:, 1].max() == 0
+
+
+def test_reparameterised_gaussian_actions_carry_the_gradient_of_tanh():
+    features = torch.tensor([0.3, -0.5], requires_grad=True)
+    policy = TanhGaussian(features)
+    noise = torch.tensor([0.7])
+    action = policy.from_noise(noise)
+    action.sum().backward()
+    a, std = action.item(), policy.log_std.exp().item()
+    slope = 7 / 2 * (1 - math.tanh(-0.5) ** 2)  # of log std, by the raw feature
+    by_hand = [1 - a**2, (1 - a**2) * 0.7 * std * slope]  # d tanh(mu + std noise)
+    assert features.grad.tolist() == pytest.approx(by_hand, rel=1e-4)
+    assert policy.rsample(5).requires_grad and not policy.sample(5).requires_grad
+
+
+def test_value_loss_is_minus_the_least_of_all_critics():
+    q_C = torch.tensor([[3.0, 1.0], [2.0, 5.0]], requires_grad=True)
+    loss, info = value_loss(q_C)
+    assert loss.tolist() == [-2.0, -1.0] and info["policy_value"].tolist() == [2.0, 1.0]
+    loss.sum().backward()
+    assert q_C.grad.tolist() == [[0.0, -1.0], [-1.0, 0.0]]

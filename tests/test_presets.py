@@ -112,7 +112,7 @@ def test_a_preset_is_a_copy():
 
 
 def test_unknown_names_say_what_there_is():
-    with pytest.raises(ValueError, match="unknown preset 'popgyn': choose from popgym, gym"):
+    with pytest.raises(ValueError, match="unknown preset 'popgyn': choose from popgym, scales, gym"):
         preset("popgyn", "paper")
     with pytest.raises(ValueError, match="unknown scale 'big' of preset 'popgym': choose from paper, laptop"):
         preset("popgym", "big")

@@ -1,0 +1,189 @@
+r"""Does it hold? The paper's rescaled-rewards experiment (Figures 6 and 7) in miniature, on a CPU.
+
+    make scales                                  # or: python results/scales.py [--jobs 2] [--steps N] [--seeds 3]
+
+Trains all four variants on the four tasks of `--env scales`, whose rewards are multiplied by 100, 1, 1 and
+1/10, from three seeds each, and the two extremes (ind_ind, dep_dep) on the same tasks as they are: 18 runs,
+as many at once as there are cores, one thread each. Run it again after an interruption: finished runs are
+kept, others go on from their checkpoints. Writes results/scales.csv (a row for each run and task),
+results/scales_shares.csv (the tasks' mean shares of the losses) and results/scales.txt (a table, commands,
+commit, minutes); `python plot.py scales` draws them.
+"""
+
+import argparse
+import csv
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from envs import SCALES
+from scores import load_bounds
+
+VARIANTS = ("ind_ind", "ind_dep", "dep_ind", "dep_dep")
+SHARES = ("states", "critic", "actor", "gradient")
+
+
+def all_runs(seeds: int) -> list[tuple[str, bool, int]]:
+    """(variant, scaled, seed) of every run, seed by seed, so that a first seed of all is there early."""
+    return [
+        (variant, scaled, seed)
+        for seed in range(seeds)
+        for variant, scaled in [*itertools.product(VARIANTS, [True]), ("ind_ind", False), ("dep_dep", False)]
+    ]
+
+
+def name_of(variant: str, scaled: bool, seed: int) -> str:
+    "A run's folder under runs/."
+    return f"scales_{variant}_{'scaled' if scaled else 'control'}_{seed}"
+
+
+def command_of(variant: str, scaled: bool, seed: int, steps: int, extra: list[str]) -> list[str]:
+    """The command line of one run, `python` left out; resumes where there is a checkpoint."""
+    name = name_of(variant, scaled, seed)
+    tasks = (
+        ["--env", "scales"] if scaled else ["--env", "popgym", "--tasks", ",".join(SCALES), "--attempts", "1"]
+    )
+    command = ["train.py", *tasks, "--variant", variant, "--seed", str(seed), "--scale", "laptop"]
+    command += ["--steps", str(steps), "--minutes", "None", "--final_episodes", "50", "--name", name, *extra]
+    folder = ROOT / "runs" / name
+    if (folder / "checkpoint.pt").exists():
+        return ["train.py", "--name", name, "--resume"]
+    if folder.exists():  # stopped before its first checkpoint: nothing to go on from
+        shutil.rmtree(folder)
+    return command
+
+
+def finished(run: tuple[str, bool, int]) -> bool:
+    "Whether a run has come to its table."
+    return (ROOT / "runs" / name_of(*run) / "table.txt").exists()
+
+
+def train_all(runs: list, jobs: int, steps: int, extra: list[str]) -> None:
+    """Run what is not finished, `jobs` at a time. RuntimeError, with its output's end, if one fails."""
+    waiting, active = [run for run in runs if not finished(run)], {}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with tqdm(total=len(runs), initial=len(runs) - len(waiting), unit="run") as bar:
+        try:
+            while waiting or active:
+                while waiting and len(active) < jobs:
+                    run = waiting.pop(0)
+                    command = command_of(*run, steps, extra)
+                    log = (ROOT / "runs" / f"{name_of(*run)}.log").open("a+")
+                    process = subprocess.Popen(
+                        [sys.executable, *command], cwd=ROOT, stdout=log, stderr=log, env=environment
+                    )
+                    active[run] = (process, log)
+                    bar.set_description(", ".join(name_of(*run) for run in active))
+                time.sleep(1)
+                for run, (process, log) in list(active.items()):
+                    if process.poll() is None:
+                        continue
+                    if process.returncode:
+                        log.seek(0)
+                        raise RuntimeError(f"{name_of(*run)} failed:\n{log.read()[-2000:]}")
+                    log.close()
+                    del active[run]
+                    bar.update()
+        finally:  # Ctrl-C has reached the children already; they save a checkpoint and leave
+            for process, _ in active.values():
+                process.terminate()
+            for process, _ in active.values():
+                process.wait()
+
+
+def collect(runs: list) -> tuple[list[dict], list[dict], list[float]]:
+    """Rows of the two tables from the runs' logs, and the minutes that each run took."""
+    rows, shares, minutes, bounds = [], [], [], load_bounds("scales")
+    for variant, scaled, seed in runs:
+        folder = ROOT / "runs" / name_of(variant, scaled, seed)
+        log = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        last = [row for row in log if "eval/return_mean" in row][-1]
+        trained = [row for row in log if "loss/critic" in row]
+        minutes.append(last["minutes"])
+        key = {"variant": variant, "scaled": int(scaled), "seed": seed}
+        for task, factor in SCALES.items():
+            low, high = bounds[task]
+            value = last[f"eval/return/{task}"]
+            row = {"task": task, "factor": factor if scaled else 1.0, "return": value}
+            rows.append(key | row | {"normalised": (value - low) / (high - low)})
+            mean = {s: float(np.mean([row[f"share/{s}/{task}"] for row in trained])) for s in SHARES}
+            shares.append(key | {"task": task} | mean)
+    return rows, shares, minutes
+
+
+def write(path: Path, rows: list[dict]) -> None:
+    "Rows as CSV, numbers to four digits after the point."
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.4f}" if isinstance(v, float) else v for k, v in row.items()})
+
+
+def format_table(rows: list[dict]) -> str:
+    """Normalised return by variant and task: mean over seeds (least, most)."""
+    groups = dict.fromkeys((row["variant"], row["scaled"]) for row in rows)
+    lines = [
+        f"{'normalised return':<18}"
+        + "".join(f"{f'{t} x{f:g}':>32}" for t, f in SCALES.items())
+        + f"{'mean':>20}"
+    ]
+    for variant, scaled in groups:
+        mine = [row for row in rows if (row["variant"], row["scaled"]) == (variant, scaled)]
+        columns = [[row["normalised"] for row in mine if row["task"] == task] for task in SCALES]
+        means = np.mean(columns, axis=0)  # of each seed
+        cells = [f"{np.mean(c):.2f} ({min(c):.2f} to {max(c):.2f})" for c in [*columns, means]]
+        label = f"{variant} {'scaled' if scaled else 'control'}"
+        lines.append(f"{label:<18}" + "".join(f"{c:>32}" for c in cells[:-1]) + f"{cells[-1]:>20}")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the sweep and write its tables."""
+    parser = argparse.ArgumentParser(description="The rescaled-rewards experiment: 18 runs.")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time, one core each")
+    parser.add_argument("--steps", type=int, default=1_200_000, help="env steps of each run")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=ROOT / "results")
+    options, extra = parser.parse_known_args(argv)
+    runs = all_runs(options.seeds)
+    (ROOT / "runs").mkdir(exist_ok=True)
+    train_all(runs, options.jobs, options.steps, extra)
+    rows, shares, minutes = collect(runs)
+    write(options.out / "scales.csv", rows)
+    write(options.out / "scales_shares.csv", shares)
+    versions = json.loads((ROOT / "runs" / name_of(*runs[0]) / "versions.json").read_text())
+    text = "\n".join(
+        [
+            f"command: make scales   ({options.jobs} runs at a time, {options.steps:,} env steps each)",
+            "one run: python " + " ".join(command_of(*runs[0], options.steps, extra)),
+            f"commit:  {versions['commit']}; torch {versions['torch']}, {versions['machine']}",
+            f"minutes: {sum(minutes):.0f} in all runs together, {min(minutes):.1f} to {max(minutes):.1f} a run",
+            "",
+            f"After training, 50 rollouts of each task; 0 random, 1 best; mean of {options.seeds} seeds (range).",
+            "",
+            format_table(rows),
+        ]
+    )
+    (options.out / "scales.txt").write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except RuntimeError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped: the same command goes on from here")
