@@ -153,7 +153,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the sweep and write its tables."""
     parser = argparse.ArgumentParser(description="The rescaled-rewards experiment: 18 runs.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time, one core each")
-    parser.add_argument("--steps", type=int, default=1_200_000, help="env steps of each run")
+    parser.add_argument("--steps", type=int, default=1_000_000, help="env steps of each run")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=ROOT / "results")
     options, extra = parser.parse_known_args(argv)
@@ -163,12 +163,13 @@ def main(argv: list[str] | None = None) -> None:
     rows, shares, minutes = collect(runs)
     write(options.out / "scales.csv", rows)
     write(options.out / "scales_shares.csv", shares)
-    versions = json.loads((ROOT / "runs" / name_of(*runs[0]) / "versions.json").read_text())
+    versions = [json.loads((ROOT / "runs" / name_of(*run) / "versions.json").read_text()) for run in runs]
+    about = sorted({f"{v['commit']}; torch {v['torch']}, {v['machine']}" for v in versions})
     text = "\n".join(
         [
             f"command: make scales   ({options.jobs} runs at a time, {options.steps:,} env steps each)",
             "one run: python " + " ".join(command_of(*runs[0], options.steps, extra)),
-            f"commit:  {versions['commit']}; torch {versions['torch']}, {versions['machine']}",
+            f"commit:  {' | '.join(about)}",
             f"minutes: {sum(minutes):.0f} in all runs together, {min(minutes):.1f} to {max(minutes):.1f} a run",
             "",
             f"After training, 50 rollouts of each task; 0 random, 1 best; mean of {options.seeds} seeds (range).",

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
 from envs import (
+    SCALES,
     Actions,
     MultiTaskEnv,
     attempt_limit,
@@ -102,6 +103,33 @@ def test_attempts_may_all_count():
     assert [r[1] for r in results] == [0] * 3 + [1] * 6
     assert [r[2] for r in results] == [False] * 8 + [True]
     assert results[-1][-1]["return"] == 6 and results[-1][-1]["attempt_returns"].tolist() == [3, 3, 3]
+
+
+def test_rescaled_rewards_are_seen_and_returned_but_reported_in_the_tasks_own_scale():
+    env = two_sizes(attempts=2, reward_factors={"Short": 100.0})
+    for task, factor in (("Short", 100.0), ("Long", 1.0)):
+        obs, _ = env.reset(seed=0, options={"task": task})
+        returned, seen, done = [], [], False
+        while not done:
+            obs, reward, done, _, info = env.step(0)
+            returned.append(reward)
+            seen.append(view(env, obs)["previous_reward"])
+        half = len(returned) // 2
+        assert seen == [factor] * 2 * half and returned == [0.0] * half + [factor] * half
+        assert info["return"] == half and info["attempt_returns"].tolist() == [half, half]
+
+
+def test_the_scales_benchmark_is_four_popgym_tasks_a_factor_of_a_thousand_apart():
+    env, plain = make_env("scales"), make_env("popgym", ",".join(SCALES), attempts=1)
+    assert env.tasks == plain.tasks and env.attempts == 1
+    assert max(SCALES.values()) / min(SCALES.values()) == pytest.approx(1000) and 1.0 in SCALES.values()
+    for task, factor in SCALES.items():
+        rewards = []
+        for one in (env, plain):
+            one.reset(seed=3, options={"task": task})
+            rewards.append(np.array([one.step(0)[1] for _ in range(5)]))
+        np.testing.assert_allclose(rewards[0], factor * rewards[1])
+        assert rewards[1].any()
 
 
 def test_a_cap_on_the_rollout_truncates_it_unless_it_is_over_anyway():

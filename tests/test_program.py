@@ -1,5 +1,6 @@
 """The real program, shrunk: train, resume, interrupt, evaluate, plot, load, and what a mistake prints."""
 
+import csv
 import json
 import os
 import re
@@ -55,19 +56,95 @@ def test_the_main_job_collects_learns_evaluates_saves_and_draws(runs, capsys):
     assert "memory: replay at most" in text and "mean of 27 tasks" in text
 
 
+@pytest.mark.parametrize("env", ["scales", "gym:Pendulum-v1"])
+@pytest.mark.parametrize("variant", ["ind_ind", "ind_dep", "dep_ind", "dep_dep"])
+def test_every_variant_trains_and_logs_what_it_sees(runs, variant, env, capsys):
+    "Discrete and continuous actions; shares of the losses by task, the filter, the likeliest bins."
+    train.main(["--env", env, "--variant", variant, "--name", "a", *SMOKE])
+    state = checkpoint.load(runs / "a" / "checkpoint.pt")["agent"]
+    assert state["popart.t"].min() > 2
+    rows = [row for row in rows_of(runs / "a") if "loss/critic" in row]
+    assert rows and all(row["skipped"] == 0 and np.isfinite(row["loss/actor"]) for row in rows)
+    for what in ("states", "critic", "actor", "gradient"):
+        share = sum(value for name, value in rows[-1].items() if name.startswith(f"share/{what}/"))
+        assert share == pytest.approx(1, abs=1e-4)
+    assert ("filter/0.99" in rows[-1]) == variant.startswith("ind") and (
+        "bins/0.99" in rows[-1]
+    ) == variant.endswith("ind")
+    if variant.endswith("ind"):
+        assert len(rows[-1]["bins/0.99"]) == 16 and sum(rows[-1]["bins/0.99"]) == pytest.approx(1, abs=1e-4)
+
+
+def test_labels_limits_and_n_step_targets_from_the_command_line(runs, monkeypatch):
+    seen = {}
+    original = train.n_step_target
+    record = lambda *args: seen.setdefault("n", args[-1]) and original(*args)
+    monkeypatch.setattr(train, "n_step_target", record)
+    flags = [
+        "--value_label",
+        "hlgauss",
+        "--no-symlog",
+        "--bin_low",
+        "-100",
+        "--bin_high",
+        "100",
+        "--n_step",
+        "5",
+    ]
+    train.main(["--name", "a", *SMOKE, *TWO, *flags])
+    policy = train.load(runs / "a")
+    support = policy.agent.value.support
+    assert support.bins_N[[0, -1]].tolist() == [-100.0, 100.0] and not support.use_symlog
+    assert policy.agent.value.hlgauss and seen["n"] == 5
+
+
+def test_the_experiment_with_rescaled_rewards_is_resumable(tmp_path):
+    "The real sweep in a copy of the project, one seed, shrunk; then once more with one run unfinished."
+    for file in ROOT.glob("*.py"):
+        shutil.copy(file, tmp_path)
+    shutil.copytree(ROOT / "results", tmp_path / "results")
+    for table in (tmp_path / "results").glob("scales*.*"):
+        if table.suffix != ".py":
+            table.unlink()
+    command = [sys.executable, "results/scales.py", "--seeds", "1", "--steps", "800", "--jobs", "2"]
+    command += ["--scale", "smoke", "--final_episodes", "1"]
+
+    def sweep():
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+        assert done.returncode == 0, done.stderr
+        return {
+            name: (tmp_path / "results" / name).read_text() for name in ("scales.csv", "scales_shares.csv")
+        }
+
+    first = sweep()
+    rows = list(csv.DictReader(first["scales.csv"].splitlines()))
+    assert len(rows) == 6 * 4 and {row["variant"] for row in rows if row["scaled"] == "0"} == {
+        "ind_ind",
+        "dep_dep",
+    }
+    assert sorted({float(row["factor"]) for row in rows if row["scaled"] == "1"}) == [0.1, 1.0, 100.0]
+    assert all(np.isfinite(float(row["normalised"])) for row in rows)
+    shares = list(csv.DictReader(first["scales_shares.csv"].splitlines()))
+    assert sum(float(row["critic"]) for row in shares) == pytest.approx(6, abs=0.01)
+    (tmp_path / "runs" / "scales_dep_ind_scaled_0" / "table.txt").unlink()
+    shutil.rmtree(tmp_path / "runs" / "scales_ind_ind_control_0")
+    again = sweep()
+    log = (tmp_path / "runs" / "scales_dep_ind_scaled_0.log").read_text()
+    assert "resuming runs/scales_dep_ind_scaled_0" in log
+    assert again["scales.csv"].count("\n") == first["scales.csv"].count("\n")
+    assert plot.plot_scales(tmp_path / "results" / "scales.csv", tmp_path / "scales.png").exists()
+
+
 def test_weights_move_and_targets_follow_slowly(runs):
     train.main(["--name", "a", *SMOKE, *TWO, "--tau", "0.1", "--seed", "3"])
     state = checkpoint.load(runs / "a" / "checkpoint.pt")["agent"]
     torch.manual_seed(3)
     config = train.saved_config("a")
     fresh = train.Agent(config, *train.sizes(train.make_env(**train.env_arguments(config)))).state_dict()
-    for name in ("actor", "critics"):
-        first = {"actor": "layers.0.weight", "critics": "weight.0"}[name]
-        start, online, target = (
-            fresh[f"{name}.{first}"],
-            state[f"{name}.{first}"],
-            state[f"target_{name}.{first}"],
-        )
+    pairs = {"actor.layers.0.weight": "target_actor.layers.0.weight"}
+    pairs["value.critics.weight.0"] = "value.target_critics.weight.0"
+    for name, target_name in pairs.items():
+        start, online, target = fresh[name], state[name], state[target_name]
         assert 0 < (target - start).norm() < (online - start).norm()
 
 
@@ -326,10 +403,20 @@ def test_plot_says_what_is_wrong(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("variant", ["ind_ind", "dep_dep"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_it_learns_two_tasks_in_four_minutes(runs, seed):
+def test_it_learns_two_tasks_in_four_minutes(runs, seed, variant):
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    flags = ["--tasks", "RepeatFirstEasy,HigherLowerEasy", "--attempts", "1", "--scale", "laptop"]
+    flags = [
+        "--tasks",
+        "RepeatFirstEasy,HigherLowerEasy",
+        "--attempts",
+        "1",
+        "--scale",
+        "laptop",
+        "--variant",
+        variant,
+    ]
     table = train.main([*flags, "--minutes", "4", "--name", "learn", "--seed", str(seed), "--device", "cpu"])
     returns = {row["task"]: row["return"] for row in table}
     assert returns["RepeatFirstEasy"] >= 0.8 and returns["HigherLowerEasy"] >= 0.4, returns
