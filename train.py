@@ -29,6 +29,7 @@ import checkpoint
 from agent import Agent, Policy, env_arguments, losses, next_values
 from critics import move_target, n_step_target
 from envs import all_tasks, make_env, make_vector_env, task_family
+from lanes import Lanes
 from logbook import Logbook, available_memory, describe_versions
 from presets import preset
 from replay import Replay
@@ -182,47 +183,6 @@ def explore(action_E, epsilon_E, agent: Agent, rng: np.random.Generator):
         return np.where(rng.random(len(action_E)) < epsilon_E, random_E, action_E)
     noise_EA = rng.standard_normal(action_E.shape).astype(np.float32)
     return np.clip(action_E + epsilon_E[:, None].astype(np.float32) * noise_EA, -1.0, 1.0)
-
-
-class Lanes:
-    """The rollouts being lived, one lane an environment, until they are handed to the replay.
-
-    `length` is the most steps in a segment; `rng` staggers the cuts in longer rollouts, so that they do not
-    all come at once; None where every rollout fits whole.
-    """
-
-    def __init__(self, num_envs: int, length: int, observation_dim: int, rng: np.random.Generator | None):
-        self.obs_ELO = np.zeros((num_envs, length + 1, observation_dim), dtype=np.float32)
-        self.reward_EL = np.zeros((num_envs, length), dtype=np.float32)
-        self.index = np.arange(num_envs)
-        self.time_E, self.count_E = np.zeros(num_envs, dtype=int), np.zeros(num_envs, dtype=int)
-        self.cut_E, self.epsilon_E = np.full(num_envs, length), np.zeros(num_envs)
-        self.length, self.rng = length, rng
-
-    def start(self, e: int, obs_O: np.ndarray, time: int) -> None:
-        "Begin a segment in lane `e`."
-        self.obs_ELO[e, 0] = obs_O
-        self.time_E[e], self.count_E[e] = time, 0
-        if self.rng is not None:
-            self.cut_E[e] = self.rng.integers(max(1, 3 * self.length // 4), self.length + 1)
-
-    def append(self, obs_EO: np.ndarray, reward_E: np.ndarray) -> None:
-        "One more step in every lane."
-        self.reward_EL[self.index, self.count_E] = reward_E
-        self.count_E += 1
-        self.obs_ELO[self.index, self.count_E] = obs_EO
-
-    @property
-    def obs_EO(self) -> np.ndarray:
-        return self.obs_ELO[self.index, self.count_E]
-
-    def full(self) -> np.ndarray:
-        return self.count_E >= self.cut_E
-
-    def segment(self, e: int) -> tuple[np.ndarray, np.ndarray, int]:
-        "Observations (T+1, O), rewards (T,) and the timestep of the first."
-        count = self.count_E[e]
-        return self.obs_ELO[e, : count + 1], self.reward_EL[e, :count], int(self.time_E[e])
 
 
 # ----------------------------------------------------------------------------------------------- update

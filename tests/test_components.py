@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPONENTS = ["twohot", "popart", "critics", "crr_actor", "transformer", "encoders", "replay"]
+COMPONENTS = ["twohot", "popart", "critics", "crr_actor", "transformer", "encoders", "replay", "lanes"]
 COMPONENTS += ["envs", "presets", "checkpoint", "scores", "logbook"]
 FILES = {path.stem for path in ROOT.glob("*.py")}
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import checkpoint
+import envs
 import evaluate
 import plot
 import train
@@ -290,6 +291,28 @@ def test_long_rollouts_enter_the_replay_in_segments(runs):
         if not terminated:
             tails.append((obs[-1], start + len(reward)))
     assert joined > 5
+
+
+def test_a_truncated_rollout_is_not_stored_as_terminated_and_keeps_its_last_observation(runs, monkeypatch):
+    "With a cap of 20 steps: RepeatFirstEasy takes 51 and is always truncated."
+    make = lambda *a, **kwargs: envs.MultiTaskEnv(
+        envs.choose_tasks("popgym", "RepeatFirstEasy"), attempts=1, max_steps=20
+    )
+    monkeypatch.setattr(train, "make_env", make)
+    monkeypatch.setattr(envs, "make_env", make)
+    run = train.Run(train.parse(["--name", "a", *SMOKE, *TWO, "--num_envs", "2"]))
+    added = []
+    run.replay.add = lambda obs, action, reward, terminated, *rest: added.append(
+        (np.copy(obs), action, terminated)
+    )
+    for _ in range(45):
+        train.collect(run)
+    run.close()
+    assert [len(action) for _, action, _ in added] == [20] * 4
+    assert not any(terminated for *_, terminated in added)
+    for obs, action, _ in added:  # the last observation shows the last action: it is not the next rollout's
+        assert obs[-1, run.previous_action].argmax() == action[-1] and obs[-1, run.previous_action].sum() == 1
+        assert obs[-1, run.env.layout["attempt_start"]] == 0
 
 
 def test_rollouts_that_fit_are_never_cut(runs):
