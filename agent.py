@@ -23,11 +23,14 @@ from torch.func import functional_call
 
 from critics import ActionCritics, AllActionCritics, draw_subset, take_subset
 from crr_actor import ActorHead, Categorical, TanhGaussian, advantage, crr_loss, value_loss
-from encoders import FeedForwardEncoder
+from encoders import FeedForwardEncoder, GridLanguageEncoder, PixelEncoder
 from envs import make_env
+from lanes import parts
 from popart import PopArt
+from simulators import BABYAI_VOCABULARY
 from transformer import CausalTransformer
 from twohot import BinSupport, cross_entropy, twohot_loss
+from wiring import env_arguments
 
 Distribution = Categorical | TanhGaussian
 
@@ -190,15 +193,18 @@ class Agent(nn.Module):
     """Everything that has weights: timestep encoder, Transformer, actor, critics, and the two targets.
 
     The networks' sizes come from `config`; `observation_dim` O and `action_dim` A from the environment,
-    whose observation already holds the previous action, reward and flags. Source: paper, Figure 2.
+    whose observation already holds the previous action, reward and flags; so do `image_shape` (H, W, 3) where
+    there are pixels, and `layout`, which names the slices of the vector. Source: paper, Figure 2.
     """
 
-    def __init__(self, config, observation_dim: int, action_dim: int, discrete: bool):
+    def __init__(
+        self, config, observation_dim: int, action_dim: int, discrete: bool, image_shape=None, layout=None
+    ):
         super().__init__()
         c = config
         self.discrete, self.action_dim, self.variant = discrete, action_dim, VARIANTS[c.variant]
         self.prob_limits = (c.prob_low, c.prob_high)
-        self.encoder = FeedForwardEncoder(observation_dim, c.encoder_hidden, c.encoder_dim)
+        self.encoder = make_encoder(c, observation_dim, image_shape, layout)
         self.transformer = CausalTransformer(c.encoder_dim, c.d_model, c.d_ff, c.layers, c.heads, c.dropout)
         features = action_dim if discrete else 2 * action_dim
         self.actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
@@ -213,9 +219,13 @@ class Agent(nn.Module):
         self.popart = PopArt(len(c.gammas), c.popart_beta)
         self.register_buffer("gamma_G", torch.tensor(c.gammas), persistent=False)
 
-    def states(self, obs_BTO: Tensor, time_BT: Tensor) -> Tensor:
-        """Observations (B, T, O) at their rollouts' timesteps (B, T) -> states h (B, T, D)."""
-        return self.transformer(self.encoder(obs_BTO), time_BT)
+    def embed(self, obs: Tensor, image: Tensor | None = None) -> Tensor:
+        """Vectors (..., O), and images (..., H, W, 3) where there are pixels -> embeddings (..., E)."""
+        return self.encoder(obs) if image is None else self.encoder(obs, image)
+
+    def states(self, obs_BTO: Tensor, time_BT: Tensor, image_BT: Tensor | None = None) -> Tensor:
+        """Observations (B, T, ...) at their rollouts' timesteps (B, T) -> states h (B, T, D)."""
+        return self.transformer(self.embed(obs_BTO, image_BT), time_BT)
 
     def policy(self, features: Tensor) -> Distribution:
         """The distribution over actions that an actor head's output (..., F) describes."""
@@ -224,6 +234,27 @@ class Agent(nn.Module):
     def action_vectors(self, action: Tensor) -> Tensor:
         """Actions as the critics take them, (..., A): one-hot where they are discrete."""
         return F.one_hot(action.long(), self.action_dim).float() if self.discrete else action.float()
+
+
+def make_encoder(config, observation_dim: int, image_shape, layout) -> nn.Module:
+    """The timestep encoder that `config` names. ValueError if it does not fit the environment's observations."""
+    c, pixels, language = config, image_shape is not None, "tokens" in (layout or {})
+    fitting = ("impala", "nature") if pixels else ("grid_language",) if language else ("ff",)
+    if c.encoder not in fitting:
+        raise ValueError(f"--encoder {c.encoder} does not fit --env {c.env}: say {' or '.join(fitting)}")
+    if pixels:
+        sizes = (observation_dim, image_shape, c.encoder_dim, c.encoder, c.encoder_depths, c.encoder_hidden)
+        return PixelEncoder(*sizes, frames_per_pass=c.frames_per_pass)
+    if language:
+        return GridLanguageEncoder(
+            observation_dim,
+            layout["grid"],
+            layout["tokens"],
+            BABYAI_VOCABULARY,
+            c.encoder_dim,
+            c.encoder_hidden,
+        )
+    return FeedForwardEncoder(observation_dim, c.encoder_hidden, c.encoder_dim)
 
 
 @torch.no_grad()
@@ -283,12 +314,19 @@ class Policy:
 
     @torch.inference_mode()
     def __call__(self, obs):
-        """Observation (O,) or (B, O) -> action: an int or (B,) where discrete, else (A,) or (B, A)."""
-        obs_BO = torch.as_tensor(np.asarray(obs), dtype=torch.float32, device=self.device)
-        single = obs_BO.ndim == 1
+        """Observation -> action: an int, or (A,) where continuous. With B environments: (B,), or (B, A).
+
+        The observation is a vector (O,) or (B, O), or a dictionary of "vector" and "image" (B, H, W, 3).
+        """
+        obs = parts(obs)
+        obs_BO = torch.as_tensor(np.asarray(obs["vector"]), dtype=torch.float32, device=self.device)
+        single, image_B = obs_BO.ndim == 1, obs.get("image")
+        if image_B is not None:
+            image_B = torch.as_tensor(np.asarray(image_B), device=self.device)
+            image_B = image_B.view(len(self.time_B), *image_B.shape[-3:])
         if self.agent.training:
             self.agent.eval()  # no dropout, no power iterations; `update` switches back
-        embedding_BE = self.agent.encoder(obs_BO.view(len(self.time_B), -1))
+        embedding_BE = self.agent.embed(obs_BO.view(len(self.time_B), -1), image_B)
         h_BD = self.agent.transformer.step(embedding_BE, self.time_B, self.cache)
         # Of the policies for all discounts, the one for the longest horizon acts.
         policy = self.agent.policy(self.agent.actor(h_BD)[:, -1])
@@ -300,13 +338,3 @@ class Policy:
     def make_env(self, **kwargs):
         """The environment that this policy was trained on. `kwargs` override `envs.make_env`'s arguments."""
         return make_env(**{**env_arguments(self.config), **kwargs})
-
-
-def env_arguments(config) -> dict:
-    "What of a configuration describes its environment."
-    return {
-        "env": config.env,
-        "tasks": config.tasks,
-        "attempts": config.attempts,
-        "store_executed": config.store_executed,
-    }

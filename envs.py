@@ -1,28 +1,32 @@
-r"""Many tasks as one environment: the POPGym suite, and any Gymnasium ids, in one padded space.
+r"""Many tasks as one environment: five benchmarks, and any Gymnasium ids, in one padded space.
 
 What     `MultiTaskEnv` draws a task at each reset and plays it for one rollout of one or more attempts;
          observations and actions of all tasks are padded to the largest. `make_env` builds it by name
 Why      in-context meta-RL: the agent has to find out from what it sees which task it is in
-Paper    AMAGO-2 section 4 and appendix B (Multi-Task POPGym); one-shot rewards as in E-RL2 (Stadie et al.)
+Paper    AMAGO-2 section 4 and appendix B; POPGym's one-shot rewards as in E-RL2 (Stadie et al.)
 Shapes   O features of an observation, A actions (discrete) or action dimensions (continuous)
-Copy     this file alone; needs numpy and gymnasium, and a benchmark's package to play that benchmark
+Copy     this file and simulators.py; need numpy and gymnasium, and a benchmark's package to play it
 Try      python envs.py      and      python envs.py --list popgym
 
 The observation is all that the agent sees, one flat float32 vector (`env.layout` names its slices):
 
-    observation       the task's own features, one-hot where discrete, zeros up to the largest task
+    observation       the task's own features, one-hot where discrete, zeros up to the largest task;
+                      where all tasks name the same parts (BabyAI), a slice for each of these instead
     previous_action   the last action: one-hot over A, or the continuous vector; zeros at a rollout's start
-    previous_reward   the real one, before any multiplier, in exploration attempts too
+    previous_reward   the real one, before the learner's multiplier, in exploration attempts too
     attempt_start     1 where this is the first observation of an attempt
     attempt           index of the attempt, from 0
     valid             0 if the last action was invalid for this task (discrete actions only)
 
+Tasks of images: {"image": (H, W, 3) uint8, "vector": the rest of the above, float32}.
+
 Rollouts and attempts. Memory runs through a rollout, so nothing but these flags marks an attempt's end:
-there is no dead step (OFFICIAL: the authors spend one ignored action in POPGym). The observation after
-an attempt's last action is the next attempt's first, a fresh variant of the same task, and carries that
-action's reward; the last frame of the finished attempt is dropped. The rollout terminates when its last
-attempt is over, for whatever reason; only a cap of `max_steps` truncates it. Rewards of all attempts but
-the last are shown to the agent and not returned: free exploration, then one play that counts.
+there is no dead step (OFFICIAL: the authors spend one ignored action, except in Meta-World). The
+observation after an attempt's last action is the next attempt's first, a fresh variant of the same task
+(`same_variant`: the same one again), and carries that action's reward; the last frame of the finished
+attempt is dropped. The rollout terminates when its last attempt is over, for whatever reason; only a cap
+of `max_steps` truncates it. Rewards of the first `free_attempts` are shown to the agent and not returned:
+free exploration, then the plays that count.
 
 OFFICIAL  sizes come from the spaces as they are: 27 actions, where the paper's POPGym had 26.
 DEVIATION `store_executed`: an invalid action is replaced by a random valid one, and `previous_action`
@@ -43,6 +47,19 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from simulators import (
+    PROCGEN_EASY,
+    PROCGEN_MEMORY_HARD,
+    PROCGEN_RESCALED,
+    SPLITS,
+    atari_tasks,
+    babyai_sets,
+    first_line,
+    metaworld_sets,
+    nearest,
+    procgen_tasks,
+)
 
 # -------------------------------------------------------------------------------- spaces as flat vectors
 
@@ -129,16 +146,24 @@ class MultiTaskEnv(gymnasium.Env):
     Arguments: `tasks` {name: constructor}; `attempts` plays in a rollout, the first `free_attempts` of
     them (default: all but the last) without returned reward; `store_executed` as above; `max_steps` of a
     rollout, after which it is truncated; `reward_factors` {name: factor} by which a task's rewards are
-    multiplied before anybody sees them (missing: 1). Everything random follows from `reset(seed=...)`: the task, its
-    variants, and the replacement of invalid actions. `reset(options={"task": name})` asks for a task.
+    multiplied before anybody sees them (missing: 1); `same_variant` of the task (goal, layout, level) in all
+    attempts of a rollout; `mark_attempts` draws a black box in the top left corner of images in all attempts
+    but the first, so that a policy without memory knows too; `clip_rewards` to [-1, 1] where they are seen
+    and returned; `drawn` indices of the tasks that `reset` draws from (default: all). Everything random
+    follows from `reset(seed=...)`: the task, its variants, and the replacement of invalid actions.
+    `reset(options={"task": name})` asks for a task.
 
+    A task is a Gymnasium environment whose `reset(seed=...)` decides its variant completely. It may say
+    "success" in its steps' info.
     info: "task" and "task_id" always, for reports only; after a rollout's last step also "return" (the
     counted one), "length" (env steps) and "attempt_returns" (the real return of each attempt), both in the
-    task's own scale, without the factor.
-    Attributes: `tasks` their names, `layout` {name: slice of the observation}, `max_rollout_length` in
+    task's own scale, neither multiplied nor clipped; and, of a task that tells its success,
+    "attempt_success" (attempts,): 1 where any step of that attempt succeeded.
+    Attributes: `tasks` their names, `layout` {name: slice of the vector}, `max_rollout_length` in
     steps, or None where neither a task nor `max_steps` sets a limit.
     Raises ValueError for no tasks, fewer than one attempt, no attempt that counts, discrete and continuous
-    actions together, an action outside `action_space`; `ResetNeeded` for a step outside a rollout.
+    actions or vectors and images together, an action outside `action_space`; `ResetNeeded` for a step
+    outside a rollout.
     """
 
     def __init__(
@@ -149,6 +174,10 @@ class MultiTaskEnv(gymnasium.Env):
         free_attempts: int | None = None,
         max_steps: int | None = None,
         reward_factors: dict[str, float] | None = None,
+        same_variant: bool = False,
+        mark_attempts: bool = False,
+        clip_rewards: bool = False,
+        drawn: Sequence[int] | None = None,
     ):
         if not tasks:
             raise ValueError("no tasks given")
@@ -160,11 +189,12 @@ class MultiTaskEnv(gymnasium.Env):
                 f"free_attempts must be from 0 to {attempts - 1}, so that an attempt counts, got {free_attempts}"
             )
         self.tasks, self.attempts, self.store_executed = list(tasks), attempts, store_executed
-        self.max_steps = max_steps
+        self.max_steps, self.same_variant = max_steps, same_variant
+        self.mark_attempts, self.clip_rewards = mark_attempts, clip_rewards
+        self.drawn = range(len(tasks)) if drawn is None else drawn
         self._factor = [float((reward_factors or {}).get(name, 1.0)) for name in tasks]
         self._envs = [make() for make in tasks.values()]
         self._actions = [Actions(env.action_space) for env in self._envs]
-        self._write = [flattener(env.observation_space) for env in self._envs]
         kinds = {actions.discrete for actions in self._actions}
         if len(kinds) > 1:
             named = {kind: [t for t, a in zip(tasks, self._actions) if a.discrete == kind] for kind in kinds}
@@ -173,20 +203,31 @@ class MultiTaskEnv(gymnasium.Env):
                 "Train them apart: one policy has one kind of action"
             )
         self.discrete = kinds.pop()
-        O = max(feature_count(env.observation_space) for env in self._envs)
+        seen = [env.observation_space for env in self._envs]
+        images = {space.shape for space in seen if is_image(space)}
+        if images and not (len(images) == 1 and all(is_image(space) for space in seen)):
+            shown = ", ".join(f"{name} {space.shape}" for name, space in zip(tasks, seen))
+            raise ValueError(f"images must all have one shape, and no vectors beside them, got {shown}")
+        self.image_shape = images.pop() if images else None
         A = max(actions.size for actions in self._actions)
-        widths = {
-            "observation": O,
-            "previous_action": A,
-            "previous_reward": 1,
-            "attempt_start": 1,
-            "attempt": 1,
-        }
-        widths |= {"valid": 1} if self.discrete else {}
+        flags = {"previous_action": A, "previous_reward": 1, "attempt_start": 1, "attempt": 1}
+        flags |= {"valid": 1} if self.discrete else {}
+        if self.image_shape:
+            widths = {}
+        elif isinstance(seen[0], spaces.Dict) and all(space == seen[0] for space in seen):
+            widths = {name: feature_count(space) for name, space in seen[0].items()}
+        else:
+            widths = {"observation": max(feature_count(space) for space in seen)}
+        self._write = [] if self.image_shape else [flattener(space) for space in seen]
+        O = sum(widths.values())
+        widths |= flags
         ends = np.cumsum([0, *widths.values()])
         self.layout = {name: slice(int(a), int(b)) for name, a, b in zip(widths, ends, ends[1:])}
         self._size, self._first_action, self._first_flag = int(ends[-1]), O, O + A
         self.observation_space = spaces.Box(-np.inf, np.inf, (self._size,), np.float32)
+        if self.image_shape:
+            image = spaces.Box(0, 255, self.image_shape, np.uint8)
+            self.observation_space = spaces.Dict({"image": image, "vector": self.observation_space})
         self.action_space = spaces.Discrete(A) if self.discrete else spaces.Box(-1, 1, (A,), np.float32)
         limits = [attempt_limit(env) for env in self._envs]
         longest = None if None in limits else attempts * max(limits)
@@ -199,7 +240,7 @@ class MultiTaskEnv(gymnasium.Env):
         super().reset(seed=None if seed is None else int(seed))
         name = (options or {}).get("task")
         if name is None:
-            self._task = int(self.np_random.integers(len(self.tasks)))
+            self._task = self.drawn[int(self.np_random.integers(len(self.drawn)))]
         elif name in self.tasks:
             self._task = self.tasks.index(name)
         else:
@@ -207,7 +248,8 @@ class MultiTaskEnv(gymnasium.Env):
             raise ValueError(f"options ask for task '{name}', not one of these. Did you mean {near}?")
         self._attempt = self._length = 0
         self._return, self._attempt_returns = 0.0, [0.0] * self.attempts
-        obs = self._see(self._new_variant(), reward=0.0, attempt_start=True, valid=True)
+        self._seed = self._success = None
+        obs = self._see(self._new_attempt(), reward=0.0, attempt_start=True, valid=True)
         return obs, dict(self._info[self._task])
 
     def step(self, action):
@@ -229,52 +271,81 @@ class MultiTaskEnv(gymnasium.Env):
             if chosen.shape != self.action_space.shape:
                 raise ValueError(f"an action has shape {self.action_space.shape}, got {chosen.shape}")
             valid, executed = True, chosen[: actions.size]
-        frame, reward, terminated, truncated, _ = self._envs[task].step(actions.to_task(executed))
+        frame, reward, terminated, truncated, own_info = self._envs[task].step(actions.to_task(executed))
         own_reward, over = float(reward), bool(terminated or truncated)
         counts = self._attempt >= self.free_attempts
         reward = own_reward * self._factor[task]
+        if self.clip_rewards:
+            reward = min(max(reward, -1.0), 1.0)
         returned = reward if counts else 0.0
         self._length += 1
         self._attempt_returns[self._attempt] += own_reward
         self._return += own_reward if counts else 0.0
+        if "success" in own_info:
+            if self._success is None:
+                self._success = np.zeros(self.attempts, dtype=np.float32)
+            # Once is enough: a Meta-World success may be lost again before the attempt ends.
+            self._success[self._attempt] = max(self._success[self._attempt], float(own_info["success"]))
         terminated = over and self._attempt == self.attempts - 1
         next_attempt = over and not terminated
         if next_attempt:
             self._attempt += 1
-            frame = self._new_variant()
+            frame = self._new_attempt()
         truncated = self._length == self.max_steps and not terminated
-        obs = self._see(frame, reward, next_attempt, valid)
         shown = executed if self.store_executed else chosen
-        if self.discrete:
-            obs[self._first_action + shown] = 1.0
-        else:
-            obs[self._first_action : self._first_action + len(shown)] = shown
+        obs = self._see(frame, reward, next_attempt, valid, shown)
         info = self._info[task].copy()
         if terminated or truncated:
             info["return"], info["length"] = self._return, self._length
             info["attempt_returns"] = np.array(self._attempt_returns, dtype=np.float32)
+            if self._success is not None:
+                info["attempt_success"] = self._success
             self._task = None
         return obs, returned, terminated, truncated, info
 
-    def _new_variant(self):
-        "First frame of a fresh attempt. Each gets a seed from our own generator, so one seed decides all."
-        return self._envs[self._task].reset(seed=int(self.np_random.integers(2**31 - 1)))[0]
+    def _new_attempt(self):
+        "First frame of an attempt. Its variant's seed comes from our own generator, so one seed decides all."
+        if self._seed is None or not self.same_variant:
+            self._seed = int(self.np_random.integers(2**31 - 1))
+        return self._envs[self._task].reset(seed=self._seed)[0]
 
-    def _see(self, frame, reward: float, attempt_start: bool, valid: bool) -> np.ndarray:
-        "The observation, but for the previous action. A new array each time: nothing stored can alias."
-        obs = np.zeros(self._size, dtype=np.float32)
-        self._write[self._task](frame, obs)
-        flag = self._first_flag
+    def _see(self, frame, reward: float, attempt_start: bool, valid: bool, action=None):
+        "The observation, with the action that led to it. New arrays each time: nothing stored can alias."
+        vector = np.zeros(self._size, dtype=np.float32)
+        if not self.image_shape:
+            self._write[self._task](frame, vector)
+        at, flag = self._first_action, self._first_flag
+        if action is None:
+            pass
+        elif self.discrete:
+            vector[at + action] = 1.0
+        else:
+            vector[at : at + len(action)] = action
         # One number at a time: at this size, building an array from them would cost more than the rest.
-        obs[flag], obs[flag + 1], obs[flag + 2] = reward, attempt_start, self._attempt
+        vector[flag], vector[flag + 1], vector[flag + 2] = reward, attempt_start, self._attempt
         if self.discrete:
-            obs[flag + 3] = valid
-        return obs
+            vector[flag + 3] = valid
+        if not self.image_shape:
+            return vector
+        image = np.array(frame, dtype=np.uint8)
+        if self.mark_attempts and self._attempt > 0:
+            side = image.shape[0] // 8  # the paper names no size; 8 of 64 pixels hide little of any game
+            image[:side, :side] = 0
+        return {"image": image, "vector": vector}
+
+    def render(self) -> np.ndarray | None:
+        """A picture (H, W, 3) uint8 of the task that is played, as people see it; None where it has none."""
+        return None if self._task is None else self._envs[self._task].render()
 
     def close(self) -> None:
         """Close every task's environment."""
         for env in self._envs:
             env.close()
+
+
+def is_image(space: spaces.Space) -> bool:
+    "Whether a space holds RGB images, (H, W, 3) uint8."
+    return isinstance(space, spaces.Box) and space.dtype == np.uint8 and space.shape[2:] == (3,)
 
 
 def attempt_limit(env: gymnasium.Env) -> int | None:
@@ -363,43 +434,73 @@ def gym_tasks(ids: str) -> dict[str, Callable]:
     return tasks
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
-    "Up to three of `names` that a person who typed `name` may have meant."
-    inside = [n for n in names if name.lower() in n.lower()]
-    return ", ".join((inside or difflib.get_close_matches(name, names, cutoff=0.4) or list(names))[:3])
-
-
-def first_line(error: Exception) -> str:
-    "The first sentence of an exception's text."
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
 class Benchmark(NamedTuple):
-    """A benchmark: a function that returns its tasks, {name: constructor}, its usual attempts, and the
-    factors of its tasks' rewards, where they are not 1.
+    """What a benchmark is: its tasks, and how a rollout of `MultiTaskEnv` plays them.
 
-    The function imports the benchmark's package, so that nobody needs the packages of the others.
+    The functions import the benchmark's package, so that nobody needs the packages of the others.
     """
 
-    tasks: Callable
-    attempts: int = 1
-    reward_factors: dict[str, float] | None = None
+    tasks: Callable  # (split) -> {name: constructor}, all that are played unless some are asked for
+    attempts: int = 1  # plays in a rollout
+    reward_factors: dict[str, float] | None = None  # of tasks whose rewards are rescaled
+    same_variant: bool = False  # the same level, goal or layout in all attempts of a rollout
+    mark_attempts: bool = False  # a black box in the corner of all attempts but the first
+    max_steps: int | None = None  # of a rollout
+    free_attempts: int | None = None  # that do not count; None: all but the last
+    spread: bool = False  # each of several environments plays its own tasks, so that all are played as often
+    slow: bool = False  # a step costs more than handing it to a worker process
+    sets: Callable | None = None  # (split) -> {name: {name: constructor}}, what else can be asked for
 
+
+# Appendix B: a level is played twice and both attempts count; H = 2500 steps in both together.
+PROCGEN = Benchmark(
+    functools.partial(procgen_tasks, PROCGEN_EASY),
+    attempts=2,
+    same_variant=True,
+    mark_attempts=True,
+    max_steps=2500,
+    free_attempts=0,
+)
 
 BENCHMARKS = {
-    "popgym": Benchmark(popgym_tasks, attempts=2),
-    "scales": Benchmark(scales_tasks, attempts=1, reward_factors=SCALES),
+    # POPGym has no splits: every attempt is a new variant, and evaluation draws others by its own seed.
+    "popgym": Benchmark(lambda split: popgym_tasks(), attempts=2),
+    "scales": Benchmark(lambda split: scales_tasks(), attempts=1, reward_factors=SCALES),
+    "metaworld": Benchmark(
+        lambda split: metaworld_sets(split)["ML45"],
+        attempts=3,
+        free_attempts=0,
+        same_variant=True,
+        slow=True,
+        sets=metaworld_sets,
+    ),
+    "babyai": Benchmark(
+        lambda split: babyai_sets(split)["BabyAI"],
+        attempts=2,
+        free_attempts=0,
+        same_variant=True,
+        sets=babyai_sets,
+    ),
+    "procgen-easy": PROCGEN,
+    "procgen-easy-rescaled": PROCGEN._replace(reward_factors=PROCGEN_RESCALED),
+    "procgen-memory-hard": PROCGEN._replace(
+        tasks=functools.partial(procgen_tasks, PROCGEN_MEMORY_HARD), max_steps=5000
+    ),
+    # One attempt; v5's limit of 108,000 frames in steps of 4.
+    "atari": Benchmark(atari_tasks, max_steps=27_000, spread=True),
 }
 
 
-def all_tasks(env: str) -> dict[str, Callable]:
-    """Every task of a benchmark, or of gym:ID[,ID...], by name. ValueError for an unknown one."""
+def all_tasks(env: str, split: str = "train") -> dict[str, Callable]:
+    """Every task of a benchmark, or of gym:ID[,ID...], by name. ValueError for an unknown one or split."""
+    if split not in SPLITS:
+        raise ValueError(f"unknown split '{split}': --split is train or test")
     if env.startswith("gym:"):
         return gym_tasks(env.removeprefix("gym:"))
     if env not in BENCHMARKS:
         near = difflib.get_close_matches(env, BENCHMARKS, n=1, cutoff=0.0)
         raise ValueError(f"unknown --env '{env}'. Did you mean {near[0]}, or gym:{env}?")
-    return BENCHMARKS[env].tasks()
+    return BENCHMARKS[env].tasks(split)
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
@@ -408,26 +509,42 @@ def split_names(names: str | Sequence[str]) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def choose_tasks(env: str, tasks: str | Sequence[str] | None) -> dict[str, Callable]:
-    """The subset `tasks` of a benchmark (None: all of it). ValueError names the nearest tasks."""
-    every = all_tasks(env)
+def choose_tasks(env: str, tasks: str | Sequence[str] | None, split: str = "train") -> dict[str, Callable]:
+    """The subset `tasks` of a benchmark (None: all of it). ValueError names the nearest tasks.
+
+    A benchmark's named sets (ML10) stand for their tasks.
+    """
+    every = all_tasks(env, split)
     if tasks is None:
         return every
-    names = split_names(tasks)
+    sets = {name: {name: make} for name, make in every.items()}
+    if env in BENCHMARKS and BENCHMARKS[env].sets:
+        sets |= BENCHMARKS[env].sets(split)
+    names, chosen = split_names(tasks), {}
     for name in names:
-        if name not in every:
+        if name not in sets:
             raise ValueError(
-                f"unknown task '{name}' for --env {env}. Did you mean {nearest(name, list(every))}?  "
+                f"unknown task '{name}' for --env {env}. Did you mean {nearest(name, list(sets))}?  "
                 f"(python envs.py --list {env})"
             )
-    if not names:
+        chosen |= sets[name]
+    if not chosen:
         raise ValueError(f"--tasks names no task  (python envs.py --list {env})")
-    return {name: every[name] for name in dict.fromkeys(names)}
+    return chosen
 
 
-def task_names(env: str) -> list[str]:
-    """Names of a benchmark's tasks, in its own order. ValueError for an unknown benchmark."""
-    return list(all_tasks(env))
+def task_names(env: str, split: str = "train") -> list[str]:
+    """Names of a benchmark's tasks, in its own order. ValueError for an unknown benchmark or split."""
+    return list(all_tasks(env, split))
+
+
+def held_out_tasks(env: str, tasks: str | Sequence[str] | None = None) -> list[str]:
+    """Tasks of the test split that training never plays; the others of that split differ in their variants.
+
+    `tasks` is what was trained on, as for `make_env`. Empty where a benchmark holds out no tasks.
+    """
+    train = choose_tasks(env, tasks, "train")
+    return [name for name in choose_tasks(env, tasks, "test") if name not in train]
 
 
 def task_family(name: str) -> str:
@@ -440,16 +557,33 @@ def make_env(
     tasks: str | Sequence[str] | None = None,
     attempts: int | None = None,
     store_executed: bool = False,
+    split: str = "train",
+    clip_rewards: bool = False,
+    lane: tuple[int, int] = (0, 1),
 ) -> MultiTaskEnv:
     """A multi-task environment: `env` is a benchmark's name or gym:ID[,ID...]; `tasks` a subset of it.
 
-    `attempts` is 2 for POPGym and 1 for the others unless given. Raises ValueError, one line, for
-    anything that cannot be built.
+    `attempts` is the benchmark's own (`BENCHMARKS`) unless given, and 1 for gym:. `split` is train or test:
+    other tasks, levels, goals or layouts, where a benchmark has them. `lane` (i, n) says that this is
+    environment i of n, which play different tasks where the benchmark spreads them (Atari). Raises
+    ValueError, one line, for anything that cannot be built.
     """
-    chosen = choose_tasks(env, tasks)
+    chosen = choose_tasks(env, tasks, split)
     benchmark = BENCHMARKS.get(env, Benchmark(None))
-    attempts = benchmark.attempts if attempts is None else attempts
-    return MultiTaskEnv(chosen, attempts, store_executed, reward_factors=benchmark.reward_factors)
+    # Of 24 environments and ten games, 20 to 23 play games 0 to 3 again; of four, the first plays 0, 4 and 8.
+    spread = range(lane[0] % len(chosen), len(chosen), lane[1])
+    return MultiTaskEnv(
+        chosen,
+        benchmark.attempts if attempts is None else attempts,
+        store_executed,
+        free_attempts=benchmark.free_attempts,
+        max_steps=benchmark.max_steps,
+        reward_factors=benchmark.reward_factors,
+        same_variant=benchmark.same_variant,
+        mark_attempts=benchmark.mark_attempts,
+        clip_rewards=clip_rewards,
+        drawn=spread if benchmark.spread else None,
+    )
 
 
 def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, **kwargs):
@@ -461,11 +595,11 @@ def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, **kwarg
     info["final_info"]["return"][i] and so on, each (num_envs, ...) with a mask info["final_info"]["_return"].
     Gymnasium's default, resetting on the next step, would put a step into the data that nobody chose.
     """
-    make = functools.partial(make_env, env, **kwargs)
+    makes = [functools.partial(make_env, env, lane=(i, num_envs), **kwargs) for i in range(num_envs)]
     if asynchronous:
-        make = functools.partial(make_in_worker, os.getpid(), make)
+        makes = [functools.partial(make_in_worker, os.getpid(), make) for make in makes]
     vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
-    return vector([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    return vector(makes, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
 def make_in_worker(parent: int, make: Callable) -> MultiTaskEnv:
@@ -489,10 +623,16 @@ def print_list(env: str) -> None:
     for name, make in tasks.items():
         inner = make()
         actions, limit = Actions(inner.action_space), attempt_limit(inner)
-        print(f"{name:<32}{feature_count(inner.observation_space):>12}{actions.size:>9}{limit or '-':>17}")
+        space = inner.observation_space
+        size = "x".join(map(str, space.shape)) if is_image(space) else feature_count(space)
+        print(f"{name:<32}{size:>12}{actions.size:>9}{limit or '-':>17}")
+        inner.close()
     whole = MultiTaskEnv(tasks)
     slices = ", ".join(f"{name} {s.stop - s.start}" for name, s in whole.layout.items())
-    print(f"{len(tasks)} tasks; together: observation {whole.observation_space.shape[0]} ({slices})")
+    size = sum(s.stop - s.start for s in whole.layout.values())
+    image = f"image {'x'.join(map(str, whole.image_shape))} and " if whole.image_shape else ""
+    print(f"{len(tasks)} tasks; together: observation {image}{size} ({slices})")
+    whole.close()
 
 
 def example() -> None:
@@ -516,7 +656,9 @@ def example() -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Show what the environments look like.")
     parser.add_argument(
-        "--list", metavar="ENV", help="print every task of a benchmark: popgym, gym:ID[,ID...]"
+        "--list",
+        metavar="ENV",
+        help=f"print every task of a benchmark: {', '.join(BENCHMARKS)}, gym:ID[,ID...]",
     )
     arguments = parser.parse_args()
     try:

@@ -5,74 +5,87 @@ What     `Lanes` takes a step of all environments at a time, and gives back one 
 Why      a trajectory enters the replay whole, with the observation after its last step; rollouts of many
          contexts are cut into segments as they are lived, so that learning need not wait for their end
 Paper    none: our choice
-Shapes   E environments, T steps of a lane, L the most of them, O observation
+Shapes   E environments, T steps of a lane, L the most of them. An observation is a dictionary of its parts:
+         a "vector" (O,), and an "image" (H, W, 3) where there are pixels
 Copy     this file alone; needs numpy
 Try      python lanes.py
 """
 
 import numpy as np
 
+Parts = dict[str, np.ndarray]
+
+
+def parts(obs) -> Parts:
+    """An observation by its parts: a vector alone, or the dictionary of a vector and an image as it is."""
+    return obs if isinstance(obs, dict) else {"vector": obs}
+
 
 class Lanes:
     """The rollouts of E environments, each one from its start or last cut to now.
 
-    Arguments: `num_envs` E; `length` L, the most steps in a segment; `observation_dim` O; `rng` staggers the
-    cuts in longer rollouts, so that they do not all come at once, between 3/4 and all of L; None where every
-    rollout fits whole. `epsilon_E` is the trainer's: the exploration of the rollout in each lane.
+    Arguments: `num_envs` E; `length` L, the most steps in a segment; `spaces` {part: (shape, dtype)} of an
+    observation; `rng` staggers the cuts in longer rollouts, so that they do not all come at once, between
+    3/4 and all of L; None where every rollout fits whole. `fraction_E` is the trainer's: how much the rollout
+    in each lane explores.
     """
 
-    def __init__(self, num_envs: int, length: int, observation_dim: int, rng: np.random.Generator | None):
-        self.obs_ELO = np.zeros((num_envs, length + 1, observation_dim), dtype=np.float32)
+    def __init__(self, num_envs: int, length: int, spaces: dict, rng: np.random.Generator | None):
+        shape = (num_envs, length + 1)
+        self.obs_EL = {name: np.zeros((*shape, *part), dtype) for name, (part, dtype) in spaces.items()}
         self.reward_EL = np.zeros((num_envs, length), dtype=np.float32)
         self.index = np.arange(num_envs)
         self.time_E, self.count_E = np.zeros(num_envs, dtype=int), np.zeros(num_envs, dtype=int)
-        self.cut_E, self.epsilon_E = np.full(num_envs, length), np.zeros(num_envs)
+        self.cut_E, self.fraction_E = np.full(num_envs, length), np.zeros(num_envs)
         self.length, self.rng = length, rng
 
-    def start(self, e: int, obs_O: np.ndarray, time: int) -> None:
-        """Begin a segment in lane `e`: its first observation (O,), at timestep `time` of its rollout."""
-        self.obs_ELO[e, 0] = obs_O
+    def start(self, e: int, obs: Parts, time: int) -> None:
+        """Begin a segment in lane `e`: its first observation, at timestep `time` of its rollout."""
+        for name, value in obs.items():
+            self.obs_EL[name][e, 0] = value
         self.time_E[e], self.count_E[e] = time, 0
         if self.rng is not None:
             self.cut_E[e] = self.rng.integers(max(1, 3 * self.length // 4), self.length + 1)
 
-    def append(self, obs_EO: np.ndarray, reward_E: np.ndarray) -> None:
-        """One more step in every lane: the observations (E, O) it led to, and its rewards (E,)."""
+    def append(self, obs_E: Parts, reward_E: np.ndarray) -> None:
+        """One more step in every lane: the observations (E, ...) it led to, and its rewards (E,)."""
         self.reward_EL[self.index, self.count_E] = reward_E
         self.count_E += 1
-        self.obs_ELO[self.index, self.count_E] = obs_EO
+        for name, value_E in obs_E.items():
+            self.obs_EL[name][self.index, self.count_E] = value_E
 
-    @property
-    def obs_EO(self) -> np.ndarray:
-        """The newest observation of each lane, (E, O)."""
-        return self.obs_ELO[self.index, self.count_E]
+    def newest(self) -> Parts:
+        """The newest observation of each lane, (E, ...)."""
+        return {name: value_EL[self.index, self.count_E] for name, value_EL in self.obs_EL.items()}
 
     def full(self) -> np.ndarray:
         """Where a segment is as long as it may get, (E,)."""
         return self.count_E >= self.cut_E
 
-    def segment(self, e: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """What lane `e` holds: observations (T+1, O), rewards (T,) and the timestep of the first. Views, not copies."""
+    def segment(self, e: int) -> tuple[Parts, np.ndarray, int]:
+        """What lane `e` holds: observations (T+1, ...), rewards (T,), timestep of the first. Views, not copies."""
         count = self.count_E[e]
-        return self.obs_ELO[e, : count + 1], self.reward_EL[e, :count], int(self.time_E[e])
+        obs_T = {name: value_EL[e, : count + 1] for name, value_EL in self.obs_EL.items()}
+        return obs_T, self.reward_EL[e, :count], int(self.time_E[e])
 
 
 if __name__ == "__main__":
-    lanes = Lanes(num_envs=2, length=3, observation_dim=1, rng=None)
+    lanes = Lanes(num_envs=2, length=3, spaces={"vector": ((1,), np.float32)}, rng=None)
     for e in range(2):
-        lanes.start(e, np.zeros(1), time=0)
+        lanes.start(e, parts(np.zeros(1)), time=0)
     for step in range(1, 4):
-        lanes.append(np.full((2, 1), float(step)), np.full(2, step / 10))
+        lanes.append(parts(np.full((2, 1), float(step))), np.full(2, step / 10))
         if step == 2:
-            lanes.start(1, np.zeros(1), time=0)  # the second environment begins a new rollout
+            lanes.start(1, parts(np.zeros(1)), time=0)  # the second environment begins a new rollout
         print(f"step {step}: steps held {lanes.count_E.tolist()}, full {lanes.full().tolist()}")
-    obs_TO, reward_T, time = lanes.segment(0)
-    print(
-        f"lane 0: observations {obs_TO[:, 0].tolist()}, rewards {[f'{r:.1f}' for r in reward_T]}, from time {time}"
-    )
-    lanes.start(0, obs_TO[-1], time=3)
-    lanes.append(np.full((2, 1), 4.0), np.full(2, 0.4))
-    obs_TO, reward_T, time = lanes.segment(0)
-    print(
-        f"cut and gone on: observations {obs_TO[:, 0].tolist()}, rewards {[f'{r:.1f}' for r in reward_T]}, from time {time}"
-    )
+
+    def show(what: str) -> None:
+        "Lane 0."
+        obs, reward_T, time = lanes.segment(0)
+        rewards = [f"{r:.1f}" for r in reward_T]
+        print(f"{what}: observations {obs['vector'][:, 0].tolist()}, rewards {rewards}, from time {time}")
+
+    show("lane 0")
+    lanes.start(0, {"vector": np.full(1, 3.0)}, time=3)
+    lanes.append(parts(np.full((2, 1), 4.0)), np.full(2, 0.4))
+    show("cut and gone on")

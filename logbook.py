@@ -121,11 +121,22 @@ class Logbook:
             signal.signal(number, handler)
 
 
-def describe_versions(packages, root) -> dict[str, str]:
+# What a result may depend on; a benchmark's package is missing where it cannot be installed.
+PACKAGES = ("torch", "numpy", "gymnasium", "zstandard")
+PACKAGES += ("popgym", "metaworld", "mujoco", "procgen-mirror", "ale-py", "minigrid")
+
+
+def describe_versions(root, packages=PACKAGES) -> dict[str, str]:
     """What else a result depends on: versions of `packages`, Python, machine, and the git commit of `root`."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
     git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
     commit = subprocess.run(git, capture_output=True, text=True, check=False)
-    return {name: importlib.metadata.version(name) for name in packages} | {
+    return found | {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "commit": commit.stdout.strip() or "unknown",
@@ -146,7 +157,7 @@ def available_memory() -> int:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        log = Logbook(folder, {"seed": 0}, describe_versions(["torch"], "."), total_steps=300)
+        log = Logbook(folder, {"seed": 0}, describe_versions(".", ["torch"]), total_steps=300)
         for step in (100, 200, 300):
             log.show(step, f"{step} steps")
             log.write(step, step // 10, {"loss": 1 / step})

@@ -14,73 +14,127 @@ Copy     this file alone; needs nothing but Python
 Try      python presets.py
 """
 
-# Each line: meaning, unit | source. One dictionary a table, one more for what neither of them holds.
-TABLE_1_POPGYM = {
-    "learning_rate": 1e-4,  # AdamW's, after the warm-up | Table 1
-    "batch_size": 24,  # windows in a batch, sequences | Table 1
-    "replay_trajectories": 15_000,  # replay capacity, full trajectories | Table 1
-    "replay_steps": None,  # replay capacity, env steps; exactly one of the two | Table 1
-    "weight_decay": 1e-4,  # AdamW's | Table 1, "L2 Penalty"
-    "grad_clip": 1.0,  # norm of the whole gradient | Table 1
-    "gammas": (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999),  # discounts learned; the last one acts | Table 1
-    "critics": 4,  # ensemble members | Table 1
-    "tau": 0.003,  # share of the way that targets move each update | Table 1
+# The two tables as printed, a line a row. Where a row has one value for all columns, it stands once.
+COLUMNS = ("metaworld", "popgym", "procgen-easy", "procgen-memory-hard", "atari", "babyai")
+TABLE_1 = {
+    "learning_rate": (5e-4, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4),  # AdamW's, after the warm-up
+    "batch_size": (24, 24, 24, 16, 32, 24),  # windows in a batch, sequences
+    "replay_steps": (8_000_000, None, 18_000_000, 80_000_000, 8_000_000, 10_000_000),  # capacity, env steps
+    "replay_trajectories": (None, 15_000, None, None, None, None),  # or in full trajectories: one of the two
+    "weight_decay": (1e-4, 1e-4, 5e-3, 5e-3, 5e-3, 1e-3),  # AdamW's; the table says "L2 Penalty"
+    "grad_clip": (2.0, 1.0, 1.0, 1.0, 1.0, 1.0),  # norm of the whole gradient
+    "gammas": (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999),  # discounts learned; the last one acts
+    "critics": 4,  # ensemble members
+    "tau": 0.003,  # share of the way that targets move each update
+}
+# The timestep encoder's row, taken apart: kind, widths of a feed-forward one, block depths of a CNN.
+SMALL_CNN, LARGE_CNN = (16, 32, 32), (20, 36, 64)
+TABLE_2 = {
+    "encoder": ("ff", "ff", "impala", "impala", "impala", "grid_language"),
+    "encoder_hidden": (512, 512, None, None, None, None),
+    "encoder_dim": (256, 200, None, None, None, None),
+    "encoder_depths": (None, None, SMALL_CNN, LARGE_CNN, SMALL_CNN, None),
+    "d_model": (320, 256, 512, 512, 256, 256),  # Transformer, width
+    "d_ff": (1280, 1024, 2048, 2048, 1024, 1024),  # Transformer, feed-forward width
+    "layers": (3, 3, 3, 6, 3, 4),  # Transformer, blocks
+    "heads": (8, 8, 8, 8, 8, 8),  # Transformer, attention heads
+    "context": (256, 600, 128, 768, 64, 512),  # how far back the policy can look, env steps
+    "hidden": (256, 256),  # actor and critic MLPs, widths
+    "bins": (128, 64, 128, 128, 128, 32),  # critic output bins
 }
 
-TABLE_2_POPGYM = {
-    "encoder_hidden": 512,  # timestep encoder, hidden width | Table 2
-    "encoder_dim": 200,  # timestep encoder, output width | Table 2
-    "d_model": 256,  # Transformer, width | Table 2
-    "d_ff": 1024,  # Transformer, feed-forward width | Table 2
-    "layers": 3,  # Transformer, blocks | Table 2
-    "heads": 8,  # Transformer, attention heads | Table 2
-    "context": 600,  # how far back the policy can look, env steps | Table 2
-    "hidden": (256, 256),  # actor and critic MLPs, widths | Table 2
-    "bins": 64,  # critic output bins | Table 2
-}
-
-BEYOND_THE_TABLES = {
+# What neither table holds, for all benchmarks: meaning, unit | source.
+BEYOND = {
     # ---- learning
     "bin_low": -1e5,  # lower limit of the bins, scaled returns | appendix A
     "bin_high": 1e5,  # upper limit | appendix A
+    "symlog": True,  # bins evenly spaced in symlog space | appendix A
     "value_label": "twohot",  # labels of the two-hot critic | Eq. 5 and 6
     "popart_beta": 5e-4,  # step size of PopArt's statistics | authors' code
     "n_step": 1,  # rewards summed before a target bootstraps | section 3: one
-    "symlog": True,  # bins evenly spaced in symlog space | appendix A
     "action_samples": 3,  # K: samples behind the value of a state, Eq. 4 | authors' code
     "critic_weight": 10.0,  # lambda: weight of the critic's loss beside the actor's | authors' code
-    "reward_scale": 200.0,  # what learning multiplies rewards by | authors' script
-    "warmup_updates": 2000,  # linear warm-up of the learning rate, updates | authors' script
+    "reward_scale": 1.0,  # what learning multiplies rewards by | authors' script
+    "warmup_updates": 500,  # linear warm-up of the learning rate, updates | authors' script
     "dropout": 0.05,  # on embeddings and feed-forward | authors' script
-    # With 27 actions the usual clip to [0.001, 0.99] would cost a sharp policy 2.6% random actions.
-    "prob_low": 1e-6,  # probabilities of discrete actions are clipped from below | our choice
-    "prob_high": 1.0,  # and from above | our choice
+    "prob_low": 0.001,  # probabilities of discrete actions are clipped from below | authors' code
+    "prob_high": 0.99,  # and from above | authors' code
+    "augment": False,  # random shifts of pixels while training | appendix A, Procgen and Atari
+    "frames_per_pass": 1024,  # frames whose CNN activations exist at a time | our choice
     "chunk": 256,  # states per chunk of critic work; changes memory and speed, not results | our choice
     # ---- collecting
-    "attempts": 2,  # plays of a task in a rollout, the first one free exploration | section 4, appendix B
+    "attempts": 1,  # plays of a task in a rollout
+    "clip_rewards": False,  # to [-1, 1] | section 4: unclipped; the grey bars of Figure 9 clip
     "store_executed": False,  # True: learn from the valid action that was executed, not the one chosen | paper
     "num_envs": 24,  # environments stepped together | our choice, the paper gives none
     "env_steps_per_update": 12.0,  # env steps collected per gradient step | authors' script
-    "epsilon_start": 1.0,  # share of random actions at first | authors' script
+    "epsilon_start": 1.0,  # exploration noise at first | authors' script
     "epsilon_end": 0.05,  # and at last | authors' script
+    "epsilon_late_start": None,  # the same at a rollout's end, where it differs | authors' script
+    "epsilon_late_end": None,
     "epsilon_steps": 1_000_000,  # from first to last, steps of each environment | authors' script
-    "segment_length": 2000,  # longer rollouts are stored in segments, env steps | our choice: whole rollouts
+    "segment_length": 2000,  # longer rollouts are stored in segments of 3/4 to all of this, env steps | our choice
     "threads": None,  # CPU threads of one operation; None: as many as there are cores | our choice
     # ---- how long, how often
-    "steps": 100_000_000,  # end of the run, env steps over all environments | section 4, Multi-Task POPGym
+    "steps": 100_000_000,  # end of the run, env steps over all environments | section 4
     "minutes": None,  # end of the run by the clock, minutes | our choice
     "log_every": 50,  # updates between rows of the log | our choice
     "eval_episodes": 5,  # rollouts of each task in an evaluation | our choice
     "final_episodes": 20,  # and in the last one | our choice
 }
 
-POPGYM = TABLE_1_POPGYM | TABLE_2_POPGYM | BEYOND_THE_TABLES
+# What they say of one benchmark alone.
+CNN = {"encoder_hidden": 256, "encoder_dim": 256}  # widths behind a CNN: our choice, the table prints none
+ONLY = {
+    # Multipliers of rewards, warm-ups and exploration: authors' scripts. Segments of 4 contexts: our choice.
+    "metaworld": {
+        "attempts": 3,
+        "epsilon_late_start": 0.8,
+        "epsilon_late_end": 0.01,
+        "epsilon_steps": 2_000_000,
+        "segment_length": 1024,
+        "encoder_depths": SMALL_CNN,
+        "steps": 400_000_000,  # Figure 4; the ablations end at 100M
+    },
+    # 27 actions: the usual clip to [0.001, 0.99] would cost a sharp policy 2.6% random ones. Whole rollouts.
+    "popgym": {
+        "attempts": 2,
+        "reward_scale": 200.0,
+        "warmup_updates": 2000,
+        "prob_low": 1e-6,
+        "prob_high": 1.0,
+        "encoder_depths": SMALL_CNN,
+    },
+    "procgen-easy": CNN
+    | {"attempts": 2, "reward_scale": 10.0, "augment": True, "segment_length": 512, "steps": 275_000_000},
+    "procgen-memory-hard": CNN
+    | {"attempts": 2, "reward_scale": 10.0, "augment": True, "segment_length": 3072, "steps": 275_000_000},
+    "atari": CNN | {"reward_scale": 10.0, "augment": True, "segment_length": 256},
+    "babyai": {
+        "attempts": 2,
+        "reward_scale": 1000.0,
+        "epsilon_steps": 500_000,
+        "segment_length": 2048,
+        "encoder_hidden": 256,
+        "encoder_dim": 256,
+        "encoder_depths": SMALL_CNN,
+    },
+}
+
+
+def column(name: str) -> dict:
+    """A benchmark's column of the two tables, and what they leave out: field name -> value."""
+    at = COLUMNS.index(name)
+    in_columns = lambda value: isinstance(value, tuple) and len(value) == len(COLUMNS)
+    printed = {f: v[at] if in_columns(v) else v for f, v in (TABLE_1 | TABLE_2).items()}
+    return BEYOND | printed | ONLY[name]
+
 
 # Half an hour on a CPU is a small fraction of the paper's arithmetic. It is spent on a narrow network with
 # few discounts, so that there are updates enough; the learning rate and the targets move faster to match.
 LAPTOP = {
     "learning_rate": 5e-4,
-    "replay_trajectories": 4000,
+    "weight_decay": 1e-4,
     "gammas": (0.1, 0.9, 0.99),
     "critics": 2,
     "tau": 0.01,
@@ -93,12 +147,8 @@ LAPTOP = {
     "context": 128,
     "hidden": (64, 64),
     "bins": 32,
-    "reward_scale": 100.0,
     "warmup_updates": 100,
     "dropout": 0.0,
-    # DEVIATION: of 27 padded actions most are invalid and replaced. The actor learns from the one that was
-    # carried out, which teaches much faster.
-    "store_executed": True,
     "num_envs": 64,
     "env_steps_per_update": 256.0,
     "epsilon_steps": 30_000,
@@ -108,13 +158,39 @@ LAPTOP = {
     "threads": 1,
     "chunk": 512,
 }
+# Frames cost most of an update: small CNN, short windows, few of them. What it shows is that it runs.
+LAPTOP_PIXELS = {
+    "batch_size": 8,
+    "encoder_depths": (8, 16, 16),
+    "frames_per_pass": 64,
+    "context": 32,
+    "replay_steps": 200_000,
+    "segment_length": 128,
+    "num_envs": 16,
+    "env_steps_per_update": 64.0,
+}
+LAPTOP_ONLY = {
+    # DEVIATION (store_executed): of 27 padded actions most are invalid and replaced. The actor learns from the
+    # one that was carried out, which teaches much faster.
+    "popgym": {"replay_trajectories": 4000, "reward_scale": 100.0, "store_executed": True},
+    "metaworld": {
+        "replay_steps": 600_000,
+        "num_envs": 16,
+        "env_steps_per_update": 64.0,
+        "segment_length": 512,
+    },
+    "procgen-easy": LAPTOP_PIXELS,
+    "procgen-memory-hard": LAPTOP_PIXELS,
+    "atari": LAPTOP_PIXELS,
+    "babyai": {"batch_size": 12, "replay_steps": 400_000, "segment_length": 512, "num_envs": 32},
+}
 
-SMOKE = LAPTOP | {
+SMOKE = {
     "batch_size": 4,
-    "replay_trajectories": 100,
     "gammas": (0.9, 0.99),
     "encoder_hidden": 16,
     "encoder_dim": 16,
+    "encoder_depths": (4, 4, 4),
     "d_model": 16,
     "d_ff": 32,
     "layers": 1,
@@ -134,17 +210,23 @@ SMOKE = LAPTOP | {
     "final_episodes": 1,
 }
 
-# name -> scale -> values. `gym`, for any Gymnasium ids, is not in the paper: it takes POPGym's column, whose
-# observations are vectors, too, and plays each task once. POPGym's returns lie in [-1, 1]; elsewhere they
-# are often in the hundreds, and 200 times that would leave the bins.
-GYM = {"attempts": 1, "reward_scale": 10.0}
-# Four POPGym tasks whose rewards are rescaled, to compare the four variants: as POPGym, one attempt.
-SCALES = {"attempts": 1}
-PRESETS: dict[str, dict[str, dict]] = {
-    "popgym": {"paper": POPGYM, "laptop": LAPTOP, "smoke": SMOKE},
-    "scales": {"paper": POPGYM | SCALES, "laptop": LAPTOP | SCALES, "smoke": SMOKE | SCALES},
-    "gym": {"paper": POPGYM | GYM, "laptop": LAPTOP | GYM, "smoke": SMOKE | GYM},
-}
+
+def scales_of(name: str, **changes) -> dict[str, dict]:
+    "All scales of a benchmark, each with the same `changes`."
+    capacity = {"replay_trajectories": 100} if name == "popgym" else {"replay_steps": 6000}
+    laptop = LAPTOP | LAPTOP_ONLY[name]
+    scales = {"paper": column(name), "laptop": laptop, "smoke": laptop | SMOKE | capacity}
+    return {scale: values | changes for scale, values in scales.items()}
+
+
+# name -> scale -> values. The rescaled modes take their benchmark's column.
+# `gym`, for any Gymnasium ids, is not in the paper: it takes POPGym's column, whose observations are vectors,
+# too, and plays each task once. POPGym's returns lie in [-1, 1]; elsewhere they are often in the hundreds, and
+# 200 times that would leave the bins.
+PRESETS: dict[str, dict[str, dict]] = {name: scales_of(name) for name in COLUMNS}
+PRESETS["procgen-easy-rescaled"] = scales_of("procgen-easy")
+PRESETS["scales"] = scales_of("popgym", attempts=1)
+PRESETS["gym"] = scales_of("popgym", attempts=1, reward_scale=10.0)
 
 
 def preset(name: str, scale: str = "paper") -> dict:

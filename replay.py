@@ -21,7 +21,10 @@ environment puts them there). A window of T steps has T+1 observations:
 Truncated is not done: the last step has d = 0, and o_T stands for the future that was cut off. Long
 rollouts come in segments: at a cut d = 0 and the next segment's first observation is this one's last.
 
-Shapes   B batch, T time, O observation; rows R: one per observation, T+1 a trajectory; M trajectories
+Images, T+1 a trajectory as observations are, go to a store that is passed in, and are compressed there.
+
+Shapes   B batch, T time, O observation, H W C image; rows R: one per observation, T+1 a trajectory;
+         M trajectories
 Copy     this file alone; needs numpy and torch
 Try      python replay.py
 """
@@ -48,15 +51,18 @@ class Batch(NamedTuple):
     mask_BT: Tensor  # (B, T) bool
     time_BT: Tensor  # (B, T+1) int64: index of each observation in its rollout
     task_B: Tensor  # (B,) int64, for reports only: learning never sees it
+    image_BT: Tensor | None = None  # (B, T+1, H, W, C) uint8, if the replay holds images
 
 
 class Replay:
     """Trajectories, or segments of long rollouts; the oldest make room for the newest.
 
     Arguments: `observation_dim` O; `action_shape` and `action_dtype` of one action (() and an integer type
-    where discrete); `max_length`, the most steps in one trajectory; exactly one of `capacity_steps` (env
-    steps) and `capacity_trajectories`, an exact bound on what is held; `seed` of the sampling.
-    Raises ValueError unless exactly one capacity is given and a trajectory of `max_length` fits into it.
+    where discrete); `max_length`, the most steps in one trajectory; `capacity_steps` (env steps) and
+    `capacity_trajectories`, exact bounds on what is held: either, or both, which takes less memory than
+    steps alone, for which every trajectory might be one step long; `seed` of the sampling; `frames`, a
+    `FrameStore` or what has its methods, for images.
+    Raises ValueError unless a capacity is given and a trajectory of `max_length` fits into it.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Replay:
         capacity_steps: int | None = None,
         capacity_trajectories: int | None = None,
         seed: int = 0,
+        frames=None,
     ):
         layout = self._layout(
             observation_dim, action_shape, action_dtype, max_length, capacity_steps, capacity_trajectories
@@ -78,6 +85,7 @@ class Replay:
         self._store = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
         self._rows = {name: self._store[name] for name in ("obs", "action", "reward")}
         self._first_M, self._length_M = self._store["first"], self._store["length"]
+        self.frames = frames
         self._oldest = self._count = self._steps = self._added = 0
         # Rows in use: [first of the oldest, _top) if one block, else that one and [0, _tail), the newer.
         self._tail = self._top = 0
@@ -93,25 +101,21 @@ class Replay:
         capacity_trajectories=None,
     ):
         "Name -> (shape, dtype) of every array that a replay allocates, for the worst case of its capacity."
-        if (capacity_steps is None) == (capacity_trajectories is None):
-            raise ValueError(
-                "give exactly one of capacity_steps and capacity_trajectories, "
-                f"got {capacity_steps} and {capacity_trajectories}"
-            )
+        if capacity_steps is None and capacity_trajectories is None:
+            raise ValueError("give capacity_steps, capacity_trajectories or both")
         if max_length < 1:
             raise ValueError(f"max_length must be at least 1 step, got {max_length}")
-        if capacity_trajectories is not None:
-            if capacity_trajectories < 1:
-                raise ValueError(f"capacity_trajectories must be at least 1, got {capacity_trajectories}")
-            M, R = capacity_trajectories, capacity_trajectories * (max_length + 1)
-        else:
-            if capacity_steps < max_length:
-                raise ValueError(
-                    f"capacity_steps {capacity_steps} cannot hold one trajectory of max_length {max_length}: "
-                    f"raise it to at least {max_length}"
-                )
-            # In the worst case every trajectory is one step long, and needs two rows.
-            M, R = capacity_steps, 2 * capacity_steps
+        if capacity_trajectories is not None and capacity_trajectories < 1:
+            raise ValueError(f"capacity_trajectories must be at least 1, got {capacity_trajectories}")
+        if capacity_steps is not None and capacity_steps < max_length:
+            raise ValueError(
+                f"capacity_steps {capacity_steps} cannot hold one trajectory of max_length {max_length}: "
+                f"raise it to at least {max_length}"
+            )
+        # The worst case: as many trajectories as there may be (none is shorter than a step), and in them as
+        # many steps as there may be. A trajectory takes a row more than it has steps.
+        M = min(x for x in (capacity_steps, capacity_trajectories) if x is not None)
+        R = M + min(x for x in (capacity_steps, M * max_length) if x is not None)
         return {
             "obs": ((R, observation_dim), np.float32),
             # One row a step would do, but with one an observation all three share the same row numbers.
@@ -122,6 +126,7 @@ class Replay:
             "start": ((M,), np.int64),
             "terminated": ((M,), np.bool_),
             "task": ((M,), np.int64),
+            "handle": ((M,), np.int64),  # of its images in the frame store
         }
 
     @classmethod
@@ -134,10 +139,11 @@ class Replay:
         capacity_steps: int | None = None,
         capacity_trajectories: int | None = None,
     ) -> int:
-        """Bytes that a replay with these arguments takes at most, before it is made.
+        """Bytes that a replay with these arguments takes at most, before it is made. Images come on top.
 
-        That many are reserved, for the longest trajectories (by `capacity_trajectories`) or the most of
-        them (by `capacity_steps`). Those touched are about 9/8 of what is live. Raises as `Replay` does.
+        That many are reserved, for the longest trajectories (by `capacity_trajectories`), the most of them
+        (by `capacity_steps`), or full use of both. Those touched are about 9/8 of what is live. Raises as
+        `Replay` does.
         """
         layout = cls._layout(
             observation_dim, action_shape, action_dtype, max_length, capacity_steps, capacity_trajectories
@@ -169,25 +175,33 @@ class Replay:
 
     # ------------------------------------------------------------------------------------------ in
 
-    def add(self, obs, action, reward, terminated: bool, start: int, task: int) -> None:
+    def add(self, obs, action, reward, terminated: bool, start: int, task: int, image=None) -> None:
         """Copy one trajectory of T steps in, and evict the oldest ones until it fits.
 
         `obs` (T+1, O), the last observation included; `action` (T,) + action_shape; `reward` (T,);
         `terminated`, whether nothing follows the last step (False for a truncation or a cut); `start`, the
-        time index of the first step in its rollout; `task`, a number for reports.
-        Raises ValueError for a wrong shape or type, a T outside 1..max_length, a NaN or an infinity.
+        time index of the first step in its rollout; `task`, a number for reports; `image` (T+1, H, W, C)
+        uint8, exactly if there is a frame store.
+        Raises ValueError for a wrong shape or type, a T outside 1..max_length, a NaN or an infinity, and
+        what the frame store raises when it is full.
         """
         obs, action, reward = self._checked(obs, action, reward)
+        self._check_image(image, len(reward))
+        self._evict_for(len(reward))
+        # First of all: where the store is full, no half of a trajectory is left here.
+        handle = 0 if image is None else self.frames.add(image)
+        self._put(obs, action, reward, terminated, start, task, handle)
+
+    def _put(self, obs, action, reward, terminated, start, task, handle) -> None:
+        "Write a trajectory for which there is room."
         steps = len(reward)
-        while self._count and self._over_capacity(steps):
-            self._evict()
         first = self._find_rows(steps + 1)
         self._rows["obs"][first : first + steps + 1] = obs
         self._rows["action"][first : first + steps] = action
         self._rows["reward"][first : first + steps] = reward
         slot = (self._oldest + self._count) % len(self._first_M)
         fields = {"first": first, "length": steps, "start": start, "terminated": terminated, "task": task}
-        for name, value in fields.items():
+        for name, value in (fields | {"handle": handle}).items():
             self._store[name][slot] = value
         self._count += 1
         self._steps += steps
@@ -231,14 +245,34 @@ class Replay:
                 )
         return given.values()
 
-    def _over_capacity(self, steps: int) -> bool:
-        "Whether the trajectories held and one more of `steps` steps are too many."
-        if self.capacity_trajectories is not None:
-            return self._count + 1 > self.capacity_trajectories
-        return self._steps + steps > self.capacity_steps
+    def _check_image(self, image, steps: int) -> None:
+        if (image is None) != (self.frames is None):
+            raise ValueError(
+                "this replay has no frame store, and takes no image: Replay(..., frames=FrameStore(...))"
+                if self.frames is None
+                else "this replay has a frame store: every trajectory needs an image, (T+1, H, W, C) uint8"
+            )
+        if image is None:
+            return
+        expected = (steps + 1, *self.frames.frame_shape)
+        if image.shape != expected or image.dtype != np.uint8:
+            raise ValueError(
+                f"image of a trajectory of {steps} steps must be {expected} uint8, "
+                f"got {image.shape} {image.dtype}"
+            )
+
+    def _evict_for(self, steps: int) -> None:
+        "Evict the oldest until one more trajectory of `steps` steps is not too much."
+        while self._count and (
+            (self.capacity_trajectories is not None and self._count + 1 > self.capacity_trajectories)
+            or (self.capacity_steps is not None and self._steps + steps > self.capacity_steps)
+        ):
+            self._evict()
 
     def _evict(self) -> None:
         "Forget the oldest trajectory."
+        if self.frames is not None:
+            self.frames.drop(int(self._store["handle"][self._oldest]))
         self._steps -= int(self._length_M[self._oldest])
         previous = self._first_M[self._oldest]
         self._oldest = (self._oldest + 1) % len(self._first_M)
@@ -331,6 +365,13 @@ class Replay:
             out["action"][b, :window] = self._rows["action"][row : row + window]
             out["reward"][b, :window] = self._rows["reward"][row : row + window]
 
+        image_BT = None
+        if self.frames is not None:
+            image_BT = np.zeros((B, T + 1, *self.frames.frame_shape), np.uint8)
+            for b, handle in enumerate(self._store["handle"][slot_B].tolist()):
+                count = int(window_B[b]) + 1
+                self.frames.read(handle, int(offset_B[b]), count, out=image_BT[b, :count])
+
         step_T = np.arange(T + 1)
         mask_BT = step_T[:-1] < window_B[:, None]
         # Only the last step of a trajectory can be terminal: done where the window reaches that far.
@@ -348,14 +389,16 @@ class Replay:
             time_BT,
             self._store["task"][slot_B],
         )
-        return Batch(*(torch.from_numpy(array) for array in arrays))
+        image_BT = None if image_BT is None else torch.from_numpy(image_BT)
+        return Batch(*(torch.from_numpy(array) for array in arrays), image_BT)
 
     # --------------------------------------------------------------------------------- save and load
 
     def state_dict(self) -> dict:
         """What is live, oldest first, and the generator's state: tensors, numbers and strings only.
 
-        Everything is a copy. It loads with `torch.load(..., weights_only=True)`.
+        Everything is a copy, but for the bytes of a frame store, which never change: see there. It loads
+        with `torch.load(..., weights_only=True)`.
         """
         slots = self._slots()
         fields = ("length", "start", "terminated", "task")
@@ -364,21 +407,32 @@ class Replay:
         newer = slice(0, self._tail if self._tail < self._top else 0)
         for name, rows in self._rows.items():
             state[name] = torch.from_numpy(np.concatenate([rows[bottom : self._top], rows[newer]]))
+        if self.frames is not None:
+            handles = torch.from_numpy(self._store["handle"][slots])
+            state |= {"frames": self.frames.state_dict(), "handle": handles}
         return state | {"total_added": self._added, "rng": self._rng.bit_generator.state}
 
     def load_state_dict(self, state: dict) -> None:
         """Replace what is held by a `state_dict`'s trajectories; the next samples are those it would draw.
 
-        The capacity may differ: a smaller one keeps the newest. Raises ValueError if shapes do not fit.
+        The capacity may differ: a smaller one keeps the newest. Raises ValueError if shapes do not fit, or
+        only one of the two has images, and what a frame store raises when it is full.
         """
+        if ("frames" in state) != (self.frames is not None):
+            raise ValueError("the saved replay and this one differ in whether they hold images")
+        if self.frames is not None:
+            self.frames.load_state_dict(state["frames"])
         self._oldest = self._count = self._steps = self._tail = self._top = 0
         arrays = {name: state[name].numpy() for name in self._rows}
+        handle = state.get("handle", torch.zeros_like(state["task"]))
         fields = [state[name].tolist() for name in ("length", "terminated", "start", "task")]
         first = 0
-        for steps, terminated, start, task in zip(*fields):
+        for steps, *fields_of_one in zip(*fields, handle.tolist()):
             part = slice(first, first + steps)
             obs = arrays["obs"][first : first + steps + 1]
-            self.add(obs, arrays["action"][part], arrays["reward"][part], terminated, start, task)
+            checked = self._checked(obs, arrays["action"][part], arrays["reward"][part])
+            self._evict_for(steps)
+            self._put(*checked, *fields_of_one)
             first += steps + 1
         self._added = state["total_added"]
         self._rng.bit_generator.state = state["rng"]
@@ -394,7 +448,7 @@ def _example() -> None:
     replay = Replay(**arguments, capacity_trajectories=100, seed=1)
     replay.add(obs_TO, action_T, reward_T, terminated=True, start=0, task=7)
     bytes_ = Replay.memory_bytes(**arguments, capacity_trajectories=100)
-    print(f"100 trajectories x (5 + 1) rows x (3 x 4 + 8 + 4) bytes + 100 x 33 = {bytes_} bytes at most")
+    print(f"100 trajectories x (5 + 1) rows x (3 x 4 + 8 + 4) bytes + 100 x 41 = {bytes_} bytes at most")
 
     def show(batch: Batch, b: int) -> None:
         names = ("time", "o (number, a_t-1, r_t-1)", "a_t", "r_t", "done", "mask")

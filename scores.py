@@ -16,31 +16,56 @@ from pathlib import Path
 import numpy as np
 
 RESULTS = Path(__file__).resolve().parent / "results"
+RESCALED = {"scales": "popgym", "procgen-easy-rescaled": "procgen-easy"}
 
 
 def load_bounds(env: str) -> dict[str, tuple[float, float]]:
     """Measured (random, best) return of each task of a benchmark; {} where none were measured."""
-    # The rescaled tasks are POPGym's own, and their returns are reported in the tasks' own scale.
-    path = RESULTS / f"{'popgym' if env == 'scales' else env}_bounds.csv"
+    # Rescaled tasks are those of another benchmark, and their returns are reported in the tasks' own scale.
+    path = RESULTS / f"{RESCALED.get(env, env)}_bounds.csv"
     if not path.exists():
         return {}
     with open(path) as file:
         return {r["task"]: (float(r["random_mean"]), float(r["best_mean"])) for r in csv.DictReader(file)}
 
 
-def score_rows(returns: dict[str, list[float]], bounds: dict[str, tuple[float, float]]) -> list[dict]:
-    """A row a task from its returns: mean, standard error, bounds, score. None where no bounds are known."""
+def score_rows(
+    returns: dict[str, list[float]], bounds: dict[str, tuple[float, float]], counted: int = 1
+) -> list[dict]:
+    """A row a task from its returns: mean, standard error, bounds, score. None where no bounds are known.
+
+    `counted` attempts make up a return; bounds and score are those of one attempt.
+    """
     rows = []
     for task, values in returns.items():
         mean = float(np.mean(values))
         error = float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
         low, high = bounds.get(task, (None, None))
         # score = (return - random) / (best - random): 0 is a random policy, 1 the best known or provable
-        score = None if low is None else (mean - low) / (high - low)
+        score = None if low is None else (mean / counted - low) / (high - low)
         rows.append(
             {"task": task, "episodes": len(values), "return": mean, "standard_error": error}
             | {"random": low, "best": high, "score": score}
         )
+    return rows
+
+
+def add_attempts(rows: list[dict], rollouts: dict[str, list[dict]], free_attempts: int) -> list[dict]:
+    """The same rows with a column for each attempt: its real return, and its success where the task tells.
+
+    `rollouts` {task: [info of the last step]} as the environment reports them, "attempt_returns" and, if there
+    is such a thing, "attempt_success". One attempt alone gets no return of its own.
+    """
+    for row in rows:
+        infos = rollouts[row["task"]]
+        returns_RA = np.array([info["attempt_returns"] for info in infos])
+        if returns_RA.shape[1] > 1:
+            row |= {f"try {a + 1}": float(mean) for a, mean in enumerate(returns_RA.mean(0))}
+        if all("attempt_success" in info for info in infos):
+            success_RA = np.array([info["attempt_success"] for info in infos])
+            row |= {f"success {a + 1}": float(mean) for a, mean in enumerate(success_RA.mean(0))}
+            # Solved: success at two of three attempts, or more (paper, Figure 4).
+            row["solved"] = float((success_RA[:, free_attempts:].mean(1) >= 2 / 3 - 1e-6).mean())
     return rows
 
 
@@ -52,18 +77,20 @@ def mean_scores(rows: list[dict]) -> tuple[float, float | None]:
 
 def format_table(rows: list[dict]) -> str:
     """The rows of `score_rows` as text, with the means over tasks below."""
+    columns = [name for name in rows[0] if name not in ("task", "episodes")]
+    width = max(32, *(len(row["task"]) + 1 for row in rows))
+    short = {"standard_error": "+-"}
 
-    def cells(*values):
-        return "".join(f"{'-' if v is None else format(v, '.3f'):>9}" for v in values)
+    def line(label: str, cells: dict) -> str:
+        shown = ("" if c not in cells else "-" if cells[c] is None else f"{cells[c]:.3f}" for c in columns)
+        return f"{label:<{width}}" + "".join(f"{cell:>11}" for cell in shown)
 
-    lines = [f"{'task':<32}{'return':>9}{'+-':>9}{'random':>9}{'best':>9}{'score':>9}"]
-    for r in rows:
-        lines.append(
-            f"{r['task']:<32}" + cells(r["return"], r["standard_error"], r["random"], r["best"], r["score"])
-        )
     mean, score = mean_scores(rows)
-    lines.append(f"{f'mean of {len(rows)} tasks':<32}{cells(mean)}{'':27}{cells(score)}")
-    return "\n".join(lines)
+    means = {"return": mean, "score": score}
+    means |= {c: float(np.mean([row[c] for row in rows])) for c in columns[5:]}
+    header = f"{'task':<{width}}" + "".join(f"{short.get(c, c):>11}" for c in columns)
+    body = [line(row["task"], row) for row in rows]
+    return "\n".join([header, *body, line(f"mean of {len(rows)} tasks", means).rstrip()])
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ update, evaluate, save. Everything that a run did can be found again under runs/
 import argparse
 import dataclasses
 import difflib
+import functools
 import json
 import sys
 import time
@@ -26,14 +27,16 @@ import tyro
 from torch import Tensor, nn
 
 import checkpoint
-from agent import Agent, Policy, env_arguments, losses, next_values
+from agent import Agent, Policy, losses, next_values
 from critics import move_target, n_step_target
+from encoders import random_shift
 from envs import all_tasks, make_env, make_vector_env, task_family
-from lanes import Lanes
-from logbook import Logbook, available_memory, describe_versions
+from frames import FramesFull
+from lanes import Lanes, parts
+from logbook import Logbook, describe_versions
 from presets import preset
-from replay import Replay
-from scores import format_table, load_bounds, mean_scores, score_rows
+from scores import add_attempts, format_table, load_bounds, mean_scores, score_rows
+from wiring import env_arguments, evaluation_arguments, in_processes, make_replay, observation_parts, sizes
 
 ROOT = Path(__file__).resolve().parent
 
@@ -46,6 +49,7 @@ class Config:
     env: str = "popgym"  # benchmark, or gym:ID[,ID...] for any Gymnasium ids
     tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default all
     attempts: int = 2  # plays of a task in a rollout, all but the last free exploration | section 4
+    clip_rewards: bool = False  # to [-1, 1] while training | section 4: unclipped
     store_executed: bool = False  # store the valid action carried out, not the one chosen | DEVIATION
     # actor and critic loss, each independent of the scale of returns or dependent on it | Eq. 1 to 4
     variant: Literal["ind_ind", "ind_dep", "dep_ind", "dep_dep"] = "ind_ind"
@@ -62,14 +66,20 @@ class Config:
     minutes: float | None = None  # or after this many minutes by the clock
     # ---- collecting
     num_envs: int = 24  # environments stepped together | our choice
-    asynchronous: bool = False  # step environments in worker processes (for slow simulators)
+    # step environments in worker processes, one each; auto: where a simulator is slow and there are cores
+    workers: Literal["auto", "processes", "none"] = "auto"
     env_steps_per_update: float = 12.0  # env steps collected for each gradient step | authors' script
     epsilon_start: float = 1.0  # share of random actions at the start | authors' script
     epsilon_end: float = 0.05  # and at the end of the schedule | authors' script
+    epsilon_late_start: float | None = None  # the same two at a rollout's end; None: it stays as it is
+    epsilon_late_end: float | None = None  # | authors' script (Meta-World)
     epsilon_steps: int = 1_000_000  # length of the schedule, in steps of each environment | authors' script
     segment_length: int = 2000  # longer rollouts are stored in segments of 3/4 to all of this | our choice
     replay_trajectories: int | None = 15_000  # replay capacity in trajectories | Table 1 (POPGym)
     replay_steps: int | None = None  # or in env steps; exactly one of the two
+    replay_ram: float = (
+        8.0  # GB of compressed frames in memory; more spill to runs/<name>/frames | our choice
+    )
     # ---- learning
     batch_size: int = 24  # sequences in a batch | Table 1
     context: int = 600  # env steps the policy can look back | Table 2 (POPGym)
@@ -84,7 +94,12 @@ class Config:
     reward_scale: float = 200.0  # rewards are multiplied by this before learning | authors' script
     action_samples: int = 3  # K: samples behind the value of a state, Eq. 4 | authors' code
     chunk: int = 256  # states per chunk of critic work; changes memory and speed, not results | our choice
+    augment: bool = False  # random shifts of pixels while training | appendix A
     # ---- the networks
+    # timestep encoder: ff for vectors, impala or nature for pixels, grid_language for BabyAI | Table 2
+    encoder: Literal["ff", "impala", "nature", "grid_language"] = "ff"
+    frames_per_pass: int | None = 1024  # frames whose CNN activations exist at a time; changes memory only
+    encoder_depths: tuple[int, ...] = (16, 32, 32)  # channels of a CNN's blocks | Table 2
     encoder_hidden: int = 512  # timestep encoder, hidden width | Table 2
     encoder_dim: int = 200  # timestep encoder, output width | Table 2
     d_model: int = 256  # Transformer width D | Table 2
@@ -146,29 +161,34 @@ def main(argv: list[str] | None = None) -> list[dict]:
 def collect(run: "Run") -> None:
     """One step in every environment; finished rollouts and long segments enter the replay."""
     config, lanes = run.config, run.lanes
-    action_E = explore(run.policy(lanes.obs_EO), lanes.epsilon_E, run.agent, run.rng)
-    obs_EO, reward_E, terminated_E, truncated_E, info = run.envs.step(action_E)
-    done_E = terminated_E | truncated_E
-    # Where a rollout has just ended, `obs_EO` is already the first observation of the next one; the last
+    action_E = explore(run.policy(lanes.newest()), run.epsilon(), run.agent, run.rng)
+    obs, reward_E, terminated_E, truncated_E, info = run.envs.step(action_E)
+    obs_E, done_E = parts(obs), terminated_E | truncated_E
+    # Where a rollout has just ended, `obs_E` is already the first observation of the next one; the last
     # of the old one, from which a truncated rollout bootstraps, comes in `info`. No step is spent on it.
-    last_EO = obs_EO.copy()
+    last_E = {name: value_E.copy() for name, value_E in obs_E.items()}
     for e in np.flatnonzero(done_E):
-        last_EO[e] = info["final_obs"][e]
-    lanes.append(last_EO, reward_E)
+        for name, value in parts(info["final_obs"][e]).items():
+            last_E[name][e] = value
+    lanes.append(last_E, reward_E)
     for e in np.flatnonzero(done_E | lanes.full()):
         # The stored action is the one that the next observation shows as its previous action: after
         # exploration noise and, with --store_executed, the valid one that was carried out.
-        obs_TO, reward_T, start = lanes.segment(e)
-        shown = obs_TO[1:, run.previous_action]
+        obs_T, reward_T, start = lanes.segment(e)
+        shown = obs_T["vector"][1:, run.previous_action]
         action_T = shown.argmax(-1) if run.agent.discrete else shown
         last_info = info["final_info"] if done_E[e] else info
-        run.replay.add(obs_TO, action_T, reward_T, bool(terminated_E[e]), start, int(last_info["task_id"][e]))
+        task = int(last_info["task_id"][e])
+        run.replay.add(
+            obs_T["vector"], action_T, reward_T, bool(terminated_E[e]), start, task, image=obs_T.get("image")
+        )
+        following = {name: value_E[e] for name, value_E in obs_E.items()}
         if done_E[e]:
             run.count_rollout(last_info, e)
-            lanes.start(e, obs_EO[e], time=0)
-            lanes.epsilon_E[e] = run.draw_epsilon()
+            lanes.start(e, following, time=0)
+            lanes.fraction_E[e] = run.rng.random()
         else:  # a cut in a long rollout: no end, and the clock runs on
-            lanes.start(e, obs_EO[e], time=start + len(reward_T))
+            lanes.start(e, following, time=start + len(reward_T))
     if done_E.any():
         run.policy.reset(done_E)
     run.steps += config.num_envs
@@ -198,9 +218,10 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
     # Input statistics change here and nowhere else, from the observations of real steps.
     mask_BT1 = F.pad(batch.mask_BT, (1, 0), value=True)
-    agent.encoder.norm.update(batch.obs_BTO, mask_BT1)
+    agent.encoder.update_statistics(batch.obs_BTO, mask_BT1)
+    image_BT = random_shift(batch.image_BT) if config.augment else batch.image_BT
     with autocast:
-        h_BTD = agent.states(batch.obs_BTO, batch.time_BT).float()
+        h_BTD = agent.states(batch.obs_BTO, batch.time_BT, image_BT).float()
 
     # From here on, states are flat: S valid (b, t) pairs in order of time, the padding left behind.
     h_SD = h_BTD.detach()[:, :-1][batch.mask_BT]
@@ -266,7 +287,16 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
 
 
 def evaluate(
-    agent, config: Config, episodes: int, *, tasks=None, greedy=False, seed=0, stop=lambda: False, bar=None
+    agent,
+    config: Config,
+    episodes: int,
+    *,
+    tasks=None,
+    split="train",
+    greedy=False,
+    seed=0,
+    stop=lambda: False,
+    bar=None,
 ) -> dict[str, list[dict]]:
     """Play `episodes` rollouts of each task without exploration noise, in environments of their own.
 
@@ -274,19 +304,27 @@ def evaluate(
     "length" in env steps and its real "attempt_returns". Samples from the policy of the last discount, or
     takes its mode if `greedy`. `stop()` True ends it early.
     """
-    tasks = tasks or make_env(**env_arguments(config)).tasks
+    make = functools.partial(make_env, **evaluation_arguments(config, split))
+    tasks = tasks or make().tasks
     queue = deque((task, episode) for episode in range(episodes) for task in tasks)
-    lanes = [make_env(**env_arguments(config)) for _ in range(min(64, len(queue)))]
+    lanes = [make() for _ in range(min(config.num_envs, len(queue)))]
     policy = Policy(agent, config, num_envs=len(lanes), seed=seed, greedy=greedy)
-    obs = np.zeros((len(lanes), lanes[0].observation_space.shape[0]), dtype=np.float32)
+    obs = {
+        name: np.zeros((len(lanes), *shape), dtype)
+        for name, (shape, dtype) in observation_parts(lanes[0]).items()
+    }
     rollouts, playing = {task: [] for task in tasks}, [False] * len(lanes)
+
+    def see(lane: int, seen) -> None:
+        for name, value in parts(seen).items():
+            obs[name][lane] = value
 
     def next_rollout(lane: int) -> None:
         playing[lane] = bool(queue)
         if queue:
             task, episode = queue.popleft()
             # Far from any seed that training draws; the same variants in every evaluation.
-            obs[lane], _ = lanes[lane].reset(seed=10**9 + seed * 10**6 + episode, options={"task": task})
+            see(lane, lanes[lane].reset(seed=10**9 + seed * 10**6 + episode, options={"task": task})[0])
 
     for lane in range(len(lanes)):
         next_rollout(lane)
@@ -294,7 +332,8 @@ def evaluate(
         action = policy(obs)
         ended = np.zeros(len(lanes), dtype=bool)
         for lane in np.flatnonzero(playing):
-            obs[lane], _, terminated, truncated, info = lanes[lane].step(action[lane])
+            seen, _, terminated, truncated, info = lanes[lane].step(action[lane])
+            see(lane, seen)
             if terminated or truncated:
                 rollouts[info["task"]].append(info)
                 ended[lane] = True
@@ -306,9 +345,11 @@ def evaluate(
     return rollouts
 
 
-def returns_of(rollouts: dict[str, list[dict]]) -> dict[str, list[float]]:
-    """The counted returns in what `evaluate` returns, task by task."""
-    return {task: [rollout["return"] for rollout in played] for task, played in rollouts.items()}
+def table_of(rollouts: dict[str, list[dict]], env, config: Config) -> list[dict]:
+    """What `evaluate` returns as a table, a row a task (scores.py). `env` is one that they were played in."""
+    returns = {task: [rollout["return"] for rollout in played] for task, played in rollouts.items()}
+    rows = score_rows(returns, load_bounds(config.env), env.attempts - env.free_attempts)
+    return add_attempts(rows, rollouts, env.free_attempts)
 
 
 # ----------------------------------------------------------------------------------- save, log, and load
@@ -328,18 +369,8 @@ class Run:
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
         self.env = make_env(**env_arguments(config))  # never stepped: it knows tasks, layout and sizes
         self.previous_action = self.env.layout["previous_action"]
-        observation_dim, action_dim, discrete = sizes(self.env)
-        length = min(config.segment_length, self.env.max_rollout_length or config.segment_length)
-        store = {
-            "observation_dim": observation_dim,
-            "action_shape": () if discrete else (action_dim,),
-            "action_dtype": np.int64 if discrete else np.float32,
-            "max_length": length,
-            "capacity_trajectories": config.replay_trajectories,
-            "capacity_steps": config.replay_steps,
-        }
-        check_memory(config, Replay.memory_bytes(**store), observation_dim, self.device)
-        self.agent = Agent(config, observation_dim, action_dim, discrete).to(self.device)
+        self.replay = make_replay(config, self.env, self.folder / "frames", self.device)
+        self.agent = Agent(config, *sizes(self.env)).to(self.device)
         self.optimizer = torch.optim.AdamW(
             [p for p in self.agent.parameters() if p.requires_grad],
             lr=config.learning_rate,
@@ -348,7 +379,6 @@ class Run:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda update: min(1.0, (update + 1) / max(1, config.warmup_updates))
         )
-        self.replay = Replay(**store, seed=config.seed)
         self.steps = self.updates = self.rollouts = 0
         self.updates_owed, self.best = 0.0, -float("inf")
         self.recent, self.returns = [], defaultdict(list)
@@ -357,19 +387,21 @@ class Run:
         if config.init:
             load_weights(self.agent, config)
         saved = dataclasses.asdict(config) | {"resume": False}
-        versions = describe_versions(("torch", "numpy", "gymnasium", "popgym"), ROOT)
+        versions = describe_versions(ROOT)
         self.log = Logbook(self.folder, saved, versions, config.steps, config.minutes, **resumed)
 
         self.envs = make_vector_env(
-            num_envs=config.num_envs, asynchronous=config.asynchronous, **env_arguments(config)
+            num_envs=config.num_envs, asynchronous=in_processes(config), **env_arguments(config)
         )
+        length = self.replay.max_length
         whole = self.env.max_rollout_length is not None and self.env.max_rollout_length <= length
-        self.lanes = Lanes(config.num_envs, length, observation_dim, None if whole else self.rng)
+        self.lanes = Lanes(config.num_envs, length, observation_parts(self.env), None if whole else self.rng)
         self.policy = Policy(self.agent, config, config.num_envs, seed=config.seed + self.steps)
         seed = int(np.random.SeedSequence([config.seed, self.steps]).generate_state(1)[0] % 10**9)
-        for e, obs_O in enumerate(self.envs.reset(seed=seed)[0]):
-            self.lanes.start(e, obs_O, time=0)
-            self.lanes.epsilon_E[e] = self.draw_epsilon()
+        obs_E = parts(self.envs.reset(seed=seed)[0])
+        for e in range(config.num_envs):
+            self.lanes.start(e, {name: value_E[e] for name, value_E in obs_E.items()}, time=0)
+            self.lanes.fraction_E[e] = self.rng.random()
         self.logged = (time.monotonic(), self.steps, self.updates)
 
     def finished(self) -> bool:
@@ -385,15 +417,21 @@ class Run:
         "Learning starts once the replay holds a batch of segments."
         return self.replay.num_trajectories >= self.config.batch_size
 
-    def draw_epsilon(self) -> float:
-        "A rollout's exploration: its own random fraction of the schedule's present value."
-        c = self.config
+    def epsilon(self) -> np.ndarray:
+        "Exploration in each environment, (E,): each rollout takes its own random fraction of the schedule."
+        c, lanes = self.config, self.lanes
         done = min(1.0, self.steps / c.num_envs / c.epsilon_steps)
-        return float(self.rng.random() * (c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)))
+        epsilon = c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)
+        if c.epsilon_late_start is not None:  # it also moves from a rollout's start to its end
+            late = c.epsilon_late_start + done * (c.epsilon_late_end - c.epsilon_late_start)
+            part_E = (lanes.time_E + lanes.count_E) / (self.env.max_rollout_length or c.segment_length)
+            epsilon = epsilon + np.minimum(part_E, 1.0) * (late - epsilon)
+        return lanes.fraction_E * epsilon
 
     def sample(self):
         batch = self.replay.sample(self.config.batch_size, self.config.context)
-        return type(batch)(*(tensor.to(self.device, non_blocking=True) for tensor in batch))
+        on_device = (None if t is None else t.to(self.device, non_blocking=True) for t in batch)
+        return type(batch)(*on_device)
 
     def update(self) -> None:
         batch, tasks = self.sample(), len(self.env.tasks)
@@ -420,7 +458,7 @@ class Run:
             row["return_mean"] = float(np.mean([np.mean(v) for v in self.last_returns.values()]))
         row |= {
             "learning_rate": self.schedule.get_last_lr()[0],
-            "epsilon": float(self.lanes.epsilon_E.mean()),
+            "epsilon": float(self.epsilon().mean()),
             "replay_steps": self.replay.num_steps,
             "rollouts": self.rollouts,
             "steps_per_second": (self.steps - steps) / (now - then),
@@ -434,11 +472,14 @@ class Run:
         rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.log.stop_signal)
         if self.log.stop_signal:
             return None
-        rows = score_rows(returns_of(rollouts), load_bounds(self.config.env))
+        rows = table_of(rollouts, self.env, self.config)
         mean, score = mean_scores(rows)
         row = {f"eval/return/{r['task']}": r["return"] for r in rows} | {"eval/return_mean": mean}
         if score is not None:
             row |= {f"eval/score/{r['task']}": r["score"] for r in rows} | {"eval/score_mean": score}
+        for name in (column for column in rows[0] if column.startswith(("try", "success", "solved"))):
+            row |= {f"eval/{name}/{r['task']}": r[name] for r in rows}
+            row[f"eval/{name}_mean"] = float(np.mean([r[name] for r in rows]))
         self.log.write(self.steps, self.updates, row)
         self.log.say(
             f"evaluation at {self.steps:,} steps, {self.updates:,} updates, {self.log.minutes:.1f} min: "
@@ -512,23 +553,16 @@ class Run:
     def close(self) -> None:
         self.log.close()
         self.envs.close()
+        if self.replay.frames is not None:
+            self.replay.frames.close()
 
 
 # Fields that decide the shapes of weights, or what they mean: a checkpoint only fits where they agree.
 MODEL_FIELDS = (
-    *("env", "tasks", "attempts", "store_executed", "variant", "gammas", "encoder_hidden", "encoder_dim"),
+    *("env", "tasks", "attempts", "store_executed", "clip_rewards", "variant", "gammas"),
+    *("encoder", "encoder_hidden", "encoder_dim", "encoder_depths"),
     *("d_model", "d_ff", "layers", "heads", "hidden", "critics", "bins", "bin_low", "bin_high", "symlog"),
 )
-
-
-def sizes(env) -> tuple[int, int, bool]:
-    "Observation width O, action width A, and whether actions are discrete."
-    discrete = hasattr(env.action_space, "n")
-    return (
-        env.observation_space.shape[0],
-        int(env.action_space.n if discrete else env.action_space.shape[0]),
-        discrete,
-    )
 
 
 def load_weights(agent: Agent, config: Config) -> None:
@@ -552,37 +586,6 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
     agent = Agent(config, *sizes(make_env(**env_arguments(config))))
     agent.load_state_dict(state["agent"])
     return Policy(agent.to(device).eval(), config, num_envs, seed, greedy)
-
-
-def check_memory(config: Config, replay_bytes: int, observation_dim: int, device: torch.device) -> None:
-    """Print what the run will take, and refuse what does not fit, naming what to lower."""
-    c, sequences = config, config.batch_size * (config.context + 1)
-    cache = 2 * 4 * c.layers * c.d_model * c.context * max(c.num_envs, 64)  # the evaluation plays 64 at once
-    # Kept for backward, a timestep: about 12 widths and 3 feed-forward widths a block, and the encoder.
-    activations = (
-        4 * sequences * (c.layers * (12 * c.d_model + 3 * c.d_ff) + 4 * c.encoder_hidden + observation_dim)
-    )
-    # A chunk's critics: K + 2 passes, each keeping its hidden layers and its logits.
-    rows = c.critics * min(c.chunk, sequences) * len(c.gammas) * (c.action_samples + 2)
-    chunk = 4 * rows * (2 * sum(c.hidden) + 3 * c.bins)
-    learner, gigabyte = cache + activations + chunk, 1e9
-    print(
-        f"memory: replay at most {replay_bytes / gigabyte:.2f} GB, learner about {learner / gigabyte:.2f} GB"
-    )
-    free = available_memory()
-    free_on_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free - replay_bytes
-    if replay_bytes > free:
-        raise ValueError(
-            f"the replay would take {replay_bytes / gigabyte:.1f} GB and {free / gigabyte:.1f} GB are free: "
-            f"lower --replay_trajectories (now {c.replay_trajectories}), --replay_steps ({c.replay_steps}) "
-            f"or --segment_length ({c.segment_length})"
-        )
-    if learner > free_on_device:
-        raise ValueError(
-            f"a context of {c.context} needs about {learner / gigabyte:.1f} GB beside the replay and "
-            f"{max(free_on_device, 0) / gigabyte:.1f} GB are free: lower --context, --batch_size ({c.batch_size}) "
-            f"or --d_model ({c.d_model})"
-        )
 
 
 # ------------------------------------------------------------------------------------- the command line
@@ -674,5 +677,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, checkpoint.CheckpointError) as error:
+    except (ValueError, FramesFull, checkpoint.CheckpointError) as error:
         sys.exit(f"error: {error}")

@@ -32,6 +32,7 @@ def window(B=4, T=9, O=7, A=3, seed=0):
         mask_BT=mask_BT,
         time_BT=torch.arange(T + 1).expand(B, T + 1) + torch.tensor([[0], [3], [0], [40]]),
         task_B=torch.zeros(B, dtype=torch.long),
+        image_BT=None,
     )
 
 

@@ -1,10 +1,18 @@
-"""encoders.py: running statistics against numpy, and what masked entries may not do."""
+"""encoders.py: running statistics against numpy, what masked entries may not do, pixels, BabyAI."""
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
-from encoders import FeedForwardEncoder, RunningNorm
+from encoders import (
+    FeedForwardEncoder,
+    GridLanguageEncoder,
+    PixelEncoder,
+    ResidualBlock,
+    RunningNorm,
+    random_shift,
+)
 
 
 def batches(count=6, B=4, T=5, O=3):
@@ -143,3 +151,376 @@ def test_encoder_normalises_its_input():
     encoder.norm = RunningNorm(3)
     encoder.norm.update(1000 * x - 7, mask)
     torch.testing.assert_close(encoder(1000 * x - 7), plain, rtol=1e-3, atol=1e-3)
+
+
+def test_update_statistics_is_the_norms_update():
+    encoder, (x, mask) = FeedForwardEncoder(3, 16, 8), batches()[-1]
+    encoder.update_statistics(x, mask)
+    assert torch.equal(encoder.norm.mean_O, trained([(x, mask)]).mean_O)
+
+
+# ------------------------------------------------------------------------------------------- pixels
+
+
+def frames(*shape, seed=0):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def pixel_encoder(architecture="impala", size=16, **settings):
+    torch.manual_seed(0)
+    return PixelEncoder(5, (size, size, 3), 12, architecture, **settings)
+
+
+def inputs_of(module):
+    "A list that takes in what the module is given, call by call."
+    seen = []
+    module.register_forward_hook(lambda module, args, output: seen.append(args[0]))
+    return seen
+
+
+# Halved three times, rounded up: 64 -> 8, 84 -> 42 -> 21 -> 11. Nature: 64 -> 15 -> 6 -> 4, 84 -> 20 -> 9 -> 7.
+@pytest.mark.parametrize(
+    "architecture, depths, size, flat",
+    [
+        ("impala", (16, 32, 32), 64, 8 * 8 * 32),
+        ("impala", (20, 36, 64), 64, 8 * 8 * 64),
+        ("impala", (16, 32, 32), 84, 11 * 11 * 32),
+        ("impala", (20, 36, 64), 84, 11 * 11 * 64),
+        ("nature", (16, 32, 32), 64, 4 * 4 * 64),
+        ("nature", (16, 32, 32), 84, 7 * 7 * 64),
+    ],
+)
+def test_pixel_shapes(architecture, depths, size, flat):
+    encoder = pixel_encoder(architecture, size, depths=depths)
+    assert encoder.project.in_features == flat
+    assert encoder(torch.randn(2, 3, 5), frames(2, 3, size, size, 3)).shape == (2, 3, 12)
+    assert encoder(torch.randn(5), frames(size, size, 3)).shape == (12,)
+
+
+@pytest.mark.parametrize("depths, count", [((16, 32, 32), 98_240), ((20, 36, 64), 237_828)])
+def test_impala_parameters_counted_by_hand(depths, count):
+    """A block's first convolution has 9 * inputs * D + D; each residual block two of 9 D^2 + D and two norms
+    of 2 D, together 18 D^2 + 6 D. For 16, 32, 32: (448 + 2 * 4,704) + (4,640 + 2 * 18,624) + (9,248 + 2 * 18,624);
+    for 20, 36, 64: (560 + 2 * 7,320) + (6,516 + 2 * 23,544) + (20,800 + 2 * 74,112)."""
+    encoder = pixel_encoder(depths=depths)
+    assert sum(p.numel() for p in encoder.cnn.parameters()) == count
+
+
+def test_nature_parameters_counted_by_hand():
+    "3 -> 32 by 8x8, 32 -> 64 by 4x4, 64 -> 64 by 3x3, each with its biases."
+    assert sum(p.numel() for p in pixel_encoder("nature", 36).cnn.parameters()) == 6_176 + 32_832 + 36_928
+
+
+def test_group_norm_stands_before_every_residual_convolution_and_no_batch_norm_anywhere():
+    kinds = [type(module).__name__ for module in pixel_encoder().cnn.modules()]
+    assert kinds.count("GroupNorm") == 12 and not any("BatchNorm" in kind for kind in kinds)
+
+
+def test_a_residual_block_adds_to_its_input():
+    "Group norm by hand (four groups of two channels, each of mean 0 and variance 1), leaky ReLU, convolution."
+    torch.manual_seed(0)
+    block, x = ResidualBlock(8), torch.randn(2, 8, 5, 5)
+    y = x
+    for conv in block.convs:
+        groups = y.view(2, 4, -1)
+        y = (
+            (groups - groups.mean(-1, True)) / (groups.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+        ).view(x.shape)
+        y = F.conv2d(torch.where(y > 0, y, 0.01 * y), conv.weight, conv.bias, padding=1)
+    torch.testing.assert_close(block(x), x + y)
+
+
+@pytest.mark.parametrize("architecture, size", [("impala", 16), ("nature", 36)])
+def test_image_features_leave_the_cnn_through_a_leaky_relu(architecture, size):
+    encoder = pixel_encoder(architecture, size)
+    seen = inputs_of(encoder.project)
+    encoder(torch.zeros(2, 5), frames(2, size, size, 3))
+    below, above = -seen[0].min().item(), seen[0].max().item()
+    assert 0 < below < above / 20  # a slope of 0.01, not of 0 or 1
+
+
+@pytest.mark.parametrize("architecture, size", [("impala", 16), ("nature", 36)])
+def test_a_frame_alone_is_encoded_as_in_a_batch(architecture, size):
+    encoder, vector, image = (
+        pixel_encoder(architecture, size),
+        torch.randn(2, 3, 5),
+        frames(2, 3, size, size, 3),
+    )
+    image[0, 1] = 255
+    alone = torch.stack([encoder(v, i) for v, i in zip(vector.view(6, 5), image.view(6, size, size, 3))])
+    torch.testing.assert_close(encoder(vector, image).view(6, 12), alone, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("architecture, size", [("impala", 16), ("nature", 36)])
+def test_image_features_are_normalised_before_the_symlogged_vector_joins(architecture, size):
+    encoder, image = pixel_encoder(architecture, size), frames(2, 3, size, size, 3)
+    vector = torch.tensor([0.0, 1.0, -1.0, 1000.0, -1e6]).expand(2, 3, 5)
+    seen = inputs_of(encoder.merge)
+    encoder(vector, image)
+    features, joined = seen[0].split([256, 5], dim=-1)
+    torch.testing.assert_close(features.mean(-1), torch.zeros(2, 3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(features.var(-1, correction=0), torch.ones(2, 3), rtol=1e-2, atol=0)
+    expected = torch.tensor([0.0, np.log(2), -np.log(2), np.log(1001), -np.log(1e6 + 1)])
+    torch.testing.assert_close(joined, expected.float().expand(2, 3, 5))
+
+
+def test_pixels_are_read_channels_last_and_scaled_to_half_a_unit_around_0():
+    encoder, image = pixel_encoder(), frames(2, 16, 16, 3)
+    image[0, :2, 0] = torch.tensor([[0], [255]])
+    seen = inputs_of(encoder.cnn)
+    encoder(torch.zeros(2, 5), image)
+    np.testing.assert_allclose(seen[0], image.numpy().transpose(0, 3, 1, 2) / 255 - 0.5, atol=1e-6)
+    assert seen[0].min() == -0.5 and seen[0].max() == 0.5
+
+
+def test_passes_of_a_few_frames_change_neither_values_nor_gradients():
+    "Seven frames, three at a time: the last pass is shorter."
+    vector, image, results = torch.randn(7, 5), frames(7, 16, 16, 3), []
+    for per_pass in (None, 3):
+        encoder = pixel_encoder(frames_per_pass=per_pass)
+        passes = inputs_of(encoder.cnn)
+        out = encoder(vector, image)
+        out.square().mul(torch.arange(12.0)).mean().backward()
+        results.append([out.detach(), *(p.grad for p in encoder.parameters())])
+        # Each pass twice: forward, and again for its backward.
+        assert sorted(len(x) for x in passes) == ([7] if per_pass is None else [1, 1, 3, 3, 3, 3])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture, size", [("impala", 16), ("nature", 36)])
+def test_pixel_gradients_reach_every_parameter(architecture, size):
+    encoder = pixel_encoder(architecture, size)
+    encoder(torch.randn(4, 5), frames(4, size, size, 3)).mul(torch.randn(4, 12)).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters())
+
+
+def test_pixel_encoder_has_no_statistics_to_update():
+    encoder = pixel_encoder()
+    before = {k: v.clone() for k, v in encoder.state_dict().items()}
+    encoder.update_statistics(torch.full((2, 3, 5), float("nan")), torch.ones(2, 3, dtype=torch.bool))
+    assert all(torch.equal(v, before[k]) for k, v in encoder.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        torch.rand(2, 3, 16, 16, 3),  # floats in [0, 1] would be nearly black
+        frames(2, 3, 3, 16, 16),  # channels first
+        frames(2, 3, 20, 16, 3),
+        frames(3, 2, 16, 16, 3),  # as many frames as vectors, but not side by side
+    ],
+)
+def test_an_image_that_does_not_fit_is_named(image):
+    with pytest.raises(
+        ValueError, match=r"^expected uint8 images \(2, 3, 16, 16, 3\) .* got .* channels last$"
+    ):
+        pixel_encoder()(torch.zeros(2, 3, 5), image)
+
+
+def test_unknown_architectures_and_depths_are_named():
+    with pytest.raises(ValueError, match="^unknown architecture 'resnet': use 'impala' or 'nature'$"):
+        pixel_encoder("resnet")
+    with pytest.raises(ValueError, match=r"^depths must be multiples of 4, .* got \(16, 30\)$"):
+        pixel_encoder(depths=(16, 30))
+
+
+# ------------------------------------------------------------------------------------- random shift
+
+
+def shift_of(frame, shifted, pad):
+    "Slow and obvious: pad, try every crop, and say which gave the shifted frame (None: none did)."
+    padded = np.pad(frame.numpy(), ((pad, pad), (pad, pad), (0, 0)), mode="edge")
+    height, width, _ = frame.shape
+    for y in range(2 * pad + 1):
+        for x in range(2 * pad + 1):
+            if np.array_equal(padded[y : y + height, x : x + width], shifted.numpy()):
+                return y - pad, x - pad
+    return None
+
+
+def test_random_shift_is_a_crop_of_the_padded_frame_drawn_for_each_frame():
+    image = frames(40, 8, 12, 10, 3)
+    before = image.clone()
+    shifted = random_shift(image, generator=torch.Generator().manual_seed(0))
+    assert shifted.dtype == torch.uint8 and shifted.shape == image.shape and torch.equal(image, before)
+    shifts = [[shift_of(*pair, 4) for pair in zip(a, b)] for a, b in zip(image, shifted)]
+    assert all(shift is not None for sequence in shifts for shift in sequence)
+    moved = [sequence for sequence in shifts if any(shift != (0, 0) for shift in sequence)]
+    # Eight draws out of 81: about 7.7 different ones, were they drawn once a sequence only one.
+    assert all(len(set(sequence)) >= 4 for sequence in moved)
+    # Down and to the right are drawn apart: equal in a ninth of the frames, not in all.
+    assert sum(down == right for sequence in moved for down, right in sequence) < len(moved) * 8 / 4
+    for axis in (0, 1):
+        counts = np.bincount([shift[axis] + 4 for sequence in moved for shift in sequence], minlength=9)
+        # Each of -4..4 has a ninth of the frames, some 27 of 240.
+        assert len(counts) == 9 and counts.min() >= 10 and counts.max() <= 55
+
+
+def test_a_quarter_of_the_sequences_stays_untouched():
+    image = frames(4000, 3, 6, 6, 3)
+    shifted = random_shift(image, generator=torch.Generator().manual_seed(0))
+    untouched = (shifted == image).flatten(1).all(1).float().mean().item()
+    assert untouched == pytest.approx(0.25, abs=0.03)  # the standard error is 0.007
+
+
+def test_random_shift_off_is_the_identity():
+    image = frames(8, 3, 6, 6, 3)
+    assert torch.equal(random_shift(image, share=0.0), image)
+    assert torch.equal(random_shift(image, pad=0, share=1.0), image)
+
+
+def test_random_shift_repeats_itself_with_its_generator():
+    image = frames(8, 3, 6, 6, 3)
+    a, b, c = (random_shift(image, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(a, b) and not torch.equal(a, c)
+
+
+# ------------------------------------------------------------------------------------------- BabyAI
+
+LAYOUT = {"grid": slice(2, 149), "tokens": slice(149, 155)}  # two numbers before, three after
+
+
+def babyai_encoder(tokens=LAYOUT["tokens"], size=None):
+    torch.manual_seed(0)
+    return GridLanguageEncoder(size or tokens.stop + 3, LAYOUT["grid"], tokens, vocabulary=30, output_dim=12)
+
+
+def babyai_input(*instructions, length=6, seed=0):
+    "One vector for each instruction: (N, 2 + 147 + length + 3), all with one grid and one rest."
+    generator = torch.Generator().manual_seed(seed)
+    grid = torch.stack([torch.randint(0, n, (49,), generator=generator) for n in (11, 6, 4)], -1).flatten()
+    rest = torch.randn(5, generator=generator)
+    rows = []
+    for instruction in instructions:
+        tokens = torch.tensor([*instruction, *[0] * (length - len(instruction))])
+        rows.append(torch.cat([rest[:2], grid.float(), tokens.float(), rest[2:]]))
+    return torch.stack(rows)
+
+
+def test_babyai_shapes():
+    encoder, x = babyai_encoder(), babyai_input([5, 6], [7], [5, 6])
+    e = encoder(x.expand(4, 3, 158))
+    assert e.shape == (4, 3, 12) and encoder(x[0]).shape == (12,)
+    torch.testing.assert_close(encoder(x[1]), e[2, 1])
+
+
+def test_padding_of_an_instruction_changes_nothing():
+    "Six tokens or nine of room: the same embedding, by the same weights."
+    short, long = babyai_encoder(), babyai_encoder(slice(149, 158))
+    long.load_state_dict(short.state_dict())
+    instructions = [5, 6, 7], [8], [2, 3, 4, 5, 6, 7]
+    e_short, e_long = short(babyai_input(*instructions)), long(babyai_input(*instructions, length=9))
+    torch.testing.assert_close(e_short, e_long)
+
+
+def test_order_and_identity_of_tokens_matter_and_unknown_ones_are_unknown():
+    encoder = babyai_encoder()
+    e = encoder(babyai_input([5, 6], [6, 5], [5, 7], [5], [5, 1], [5, 99]))
+    distance = torch.cdist(e, e)
+    assert distance[:5, :5][~torch.eye(5, dtype=torch.bool)].min() > 1e-2
+    assert torch.equal(e[4], e[5])
+
+
+def test_an_instruction_of_padding_alone_is_finite_also_in_its_gradient():
+    encoder = babyai_encoder()
+    out = encoder(babyai_input([], []))
+    out.mul(torch.arange(12.0)).sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters() if p.grad is not None)
+
+
+def test_equal_instructions_are_read_once_and_the_slow_loop_agrees():
+    "Instructions that come again later, and next to each other: each row as if it were alone."
+    encoder = babyai_encoder()
+    read = inputs_of(encoder.token_rnn)
+    tokens = babyai_input([5, 6], [5, 6], [7], [5, 6], [], [])[:, LAYOUT["tokens"]]
+    state = encoder.language_features(tokens)
+    assert [len(x) for x in read] == [4]
+    for row, got in zip(tokens.long().tolist(), state):
+        words = torch.tensor([[word for word in row if word]], dtype=torch.long)
+        last = (
+            encoder.token_rnn(encoder.token_embedding(words))[1][0, 0] if words.numel() else torch.zeros(128)
+        )
+        torch.testing.assert_close(got, last)
+
+
+def test_position_and_every_code_of_the_grid_matter():
+    encoder, x = babyai_encoder(), babyai_input([5, 6])[0]
+    x[LAYOUT["grid"]] = torch.tensor([1.0, 0.0, 0.0]).repeat(49)  # empty cells
+    seen = [encoder(x)]
+    for cell in (0, 6, 24, 45, 48):  # corners, the middle, the agent's own cell
+        for change in ([5.0, 2.0, 0.0], [5.0, 3.0, 0.0], [4.0, 2.0, 0.0], [4.0, 2.0, 2.0]):
+            y = x.clone()
+            y[2 + 3 * cell : 5 + 3 * cell] = torch.tensor(change)
+            seen.append(encoder(y))
+    e = torch.stack(seen)
+    assert torch.pdist(e).min() > 1e-3
+
+
+def test_a_cell_is_the_sum_of_its_three_codes():
+    "Code c of channel k has row c + (0, 11, 17)[k] of the table."
+    encoder, x = babyai_encoder(), babyai_input([5])
+    seen = inputs_of(encoder.grid_cnn)
+    encoder(x)
+    cells = x[0, LAYOUT["grid"]].long().view(7, 7, 3)
+    table = encoder.cell_embedding.weight
+    for row, column in ((0, 0), (2, 5), (6, 3)):
+        thing, colour, state = cells[row, column].tolist()
+        expected = table[thing] + table[11 + colour] + table[17 + state]
+        torch.testing.assert_close(seen[0][0, :, row, column], expected)
+
+
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e6, -3.0])
+def test_garbage_in_a_padded_step_raises_nothing_and_stays_there(garbage):
+    encoder, x = babyai_encoder(), babyai_input([5], [6], [7])
+    clean = encoder(x)
+    x[1] = garbage
+    torch.testing.assert_close(encoder(x)[[0, 2]], clean[[0, 2]])
+
+
+def test_only_the_rest_is_normalised():
+    encoder = babyai_encoder()
+    x = torch.randn(50, 158) * 10
+    mask = torch.rand(50) < 0.5
+    encoder.update_statistics(x, mask)
+    rest = torch.cat([x[:, :2], x[:, 155:]], -1)
+    torch.testing.assert_close(encoder.norm.mean_O.float(), rest[mask].mean(0))
+    seen = inputs_of(encoder.rest_layer)
+    encoder(x)
+    torch.testing.assert_close(seen[0], encoder.norm(rest))
+
+
+def test_babyai_gradients_reach_every_parameter():
+    encoder = babyai_encoder()
+    encoder(babyai_input([5, 6], [7])).mul(torch.randn(2, 12)).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in encoder.parameters())
+    assert not encoder.token_embedding.weight[0].any() and not encoder.token_embedding.weight.grad[0].any()
+
+
+@pytest.mark.parametrize(
+    "grid, tokens",
+    [
+        (slice(0, 146), slice(147, 150)),  # a code is missing
+        (slice(0, 147), slice(146, 150)),  # they overlap
+        (slice(0, 147), slice(150, 150)),  # no token
+        (slice(20, 167), slice(0, 10)),  # past the end
+    ],
+)
+def test_slices_that_do_not_fit_are_named(grid, tokens):
+    with pytest.raises(
+        ValueError, match=r"^expected a slice of 147 grid codes .* within 160 numbers, got slice"
+    ):
+        GridLanguageEncoder(160, grid, tokens, 30, 8)
+
+
+def test_a_babyai_vector_of_another_size_is_named():
+    with pytest.raises(ValueError, match=r"^expected vectors \(..., 158\), got \(2, 79\)$"):
+        babyai_encoder()(torch.zeros(2, 79))
+
+
+def test_all_encoders_run_under_autocast():
+    with torch.autocast("cpu", torch.bfloat16):
+        pixels = pixel_encoder(frames_per_pass=1)(torch.randn(2, 5), frames(2, 16, 16, 3))
+        babyai = babyai_encoder()(babyai_input([5, 6], []))
+    assert pixels.isfinite().all() and babyai.isfinite().all()

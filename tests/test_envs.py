@@ -14,6 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from envs import (
     SCALES,
@@ -22,6 +23,7 @@ from envs import (
     attempt_limit,
     feature_count,
     flattener,
+    held_out_tasks,
     make_env,
     make_vector_env,
     popgym_tasks,
@@ -147,6 +149,166 @@ def test_a_cap_on_the_rollout_truncates_it_unless_it_is_over_anyway():
     assert limits == [60, 102]
 
 
+class Goals(gymnasium.Env):
+    "Shows the variant that its seed drew; succeeds on action 1; four steps; pays 3 a step, or takes them."
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (1,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.goal, self.t = self.np_random.integers(1000, size=1).astype(np.float32), 0
+        return self.goal, {}
+
+    def step(self, action):
+        self.t += 1
+        return self.goal, (3.0, -3.0)[action], False, self.t == 4, {"success": action == 1}
+
+
+def test_attempts_at_the_same_variant_and_a_new_one_each_rollout():
+    for same in (False, True):
+        env, goals = MultiTaskEnv({"Goals": Goals}, attempts=3, same_variant=same), []
+        obs, _ = env.reset(seed=0)
+        for _ in range(20):
+            attempts, done = [obs[0]], False
+            while not done:
+                obs, _, done, _, _ = env.step(0)
+                if view(env, obs)["attempt_start"]:
+                    attempts.append(obs[0])
+            goals.append(attempts)
+            obs, _ = env.reset()
+        variants = [len(set(attempts)) for attempts in goals]
+        assert variants == [1] * 20 if same else sum(variants) > 50
+        assert len({attempts[0] for attempts in goals}) > 15
+
+
+def test_an_attempt_succeeds_if_any_of_its_steps_does():
+    def play(env, actions):
+        env.reset(seed=0)
+        return [env.step(action)[-1] for action in actions]
+
+    env = MultiTaskEnv({"Goals": Goals}, attempts=3, free_attempts=0)
+    infos = play(env, [0, 1, 0, 0] + [0, 0, 0, 0] + [0, 0, 0, 1])  # in the middle, never, on the last step
+    assert infos[-1]["attempt_success"].tolist() == [1, 0, 1]
+    assert infos[-1]["attempt_success"].dtype == np.float32
+    assert not any("attempt_success" in info for info in infos[:-1])
+    cut = MultiTaskEnv({"Goals": Goals}, attempts=3, max_steps=6)
+    assert play(cut, [0, 0, 0, 0, 1, 0])[-1]["attempt_success"].tolist() == [0, 1, 0]
+    silent = two_sizes(attempts=1)
+    silent.reset(seed=0, options={"task": "Short"})
+    assert "attempt_success" not in [silent.step(0) for _ in range(3)][-1][-1]
+
+
+def test_clipped_rewards_are_seen_and_returned_and_reported_unclipped():
+    for factor, paid in ((1.0, [1.0, -1.0, -1.0, 1.0]), (0.1, [0.3, -0.3, -0.3, 0.3])):
+        env = MultiTaskEnv({"Goals": Goals}, reward_factors={"Goals": factor}, clip_rewards=True)
+        env.reset(seed=0)
+        results = [env.step(action) for action in (0, 1, 1, 0)]
+        assert [reward for _, reward, *_ in results] == pytest.approx(paid)
+        assert [view(env, obs)["previous_reward"] for obs, *_ in results] == pytest.approx(paid)
+        assert results[-1][-1]["return"] == 0 and results[-1][-1]["attempt_returns"].tolist() == [0]
+    env = MultiTaskEnv({"Goals": Goals}, clip_rewards=True)
+    env.reset(seed=0)
+    assert [env.step(0) for _ in range(4)][-1][-1]["return"] == 12
+
+
+class Screen(gymnasium.Env):
+    "A 16x16 picture, as bright as steps were taken, always one and the same array; five steps."
+
+    observation_space, action_space = spaces.Box(0, 255, (16, 16, 3), np.uint8), spaces.Discrete(3)
+    max_episode_length = 5
+
+    def __init__(self):
+        self.picture = np.zeros((16, 16, 3), dtype=np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.picture[:] = 100
+        return self.picture, {}
+
+    def step(self, action):
+        self.picture += 1
+        assert self.picture.min() == self.picture.max()  # nobody drew into it
+        return self.picture, 1.0, self.picture.max() == 105, False, {}
+
+
+def screens(**kwargs):
+    return MultiTaskEnv({"A": Screen, "B": Screen}, attempts=2, free_attempts=0, **kwargs)
+
+
+@pytest.mark.parametrize("mark", [False, True])
+def test_images_come_beside_a_vector_of_the_rest(mark):
+    env = screens(mark_attempts=mark)
+    check_env(env, skip_render_check=True)
+    assert env.image_shape == (16, 16, 3) and env.max_rollout_length == 10
+    assert {n: s.stop - s.start for n, s in env.layout.items()} == {
+        "previous_action": 3,
+        "previous_reward": 1,
+        "attempt_start": 1,
+        "attempt": 1,
+        "valid": 1,
+    }
+    seen = [env.reset(seed=0)[0], *(env.step(t % 3)[0] for t in range(10))]
+    assert [obs["image"].max() for obs in seen] == [100, 101, 102, 103, 104, 100, 101, 102, 103, 104, 105]
+    assert [list(obs["vector"]) for obs in seen[:2]] == [[0, 0, 0, 0, 1, 0, 1], [1, 0, 0, 1, 0, 0, 1]]
+    assert list(seen[5]["vector"]) == [0, 1, 0, 1, 1, 1, 1]
+    for t, obs in enumerate(seen):
+        box = np.zeros((16, 16, 3), dtype=bool)
+        box[:2, :2] = mark and t >= 5
+        assert np.array_equal(obs["image"] == 0, box)
+
+
+def test_images_of_one_shape_and_nothing_beside_them():
+    class Wide(Screen):
+        observation_space = spaces.Box(0, 255, (16, 32, 3), np.uint8)
+
+    for other in (Wide, Goals):
+        with pytest.raises(ValueError, match=r"one shape, and no vectors .* Screen \(16, 16, 3\), Other"):
+            MultiTaskEnv({"Screen": Screen, "Other": other})
+
+
+class Parts(Goals):
+    "Its observation has named parts."
+
+    observation_space = spaces.Dict(
+        [("sun", spaces.Discrete(3)), ("moon", spaces.Box(0, 9, (2, 2), np.uint8))]
+    )
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"sun": 2, "moon": np.arange(4).reshape(2, 2)}, {}
+
+
+def test_parts_that_all_tasks_name_are_named_in_the_layout():
+    env = MultiTaskEnv({"A": Parts, "B": Parts})
+    assert list(env.layout)[:3] == ["sun", "moon", "previous_action"]
+    seen = view(env, env.reset(seed=0)[0])
+    assert seen["sun"].tolist() == [0, 0, 1] and seen["moon"].tolist() == [0, 1, 2, 3]
+    assert list(MultiTaskEnv({"A": Parts, "B": Goals}).layout)[:2] == ["observation", "previous_action"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_images_pass_through_vector_environments(asynchronous):
+    "Both reset on the same step, and hand over the last observation of a rollout apart."
+    if asynchronous:
+        envs = AsyncVectorEnv([screens] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    else:
+        envs = SyncVectorEnv([screens] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    try:
+        obs, _ = envs.reset(seed=0)
+        assert obs["image"].shape == (2, 16, 16, 3) and obs["image"].dtype == np.uint8
+        assert obs["vector"].shape == (2, 7) and (obs["image"] == 100).all()
+        for t in range(10):
+            obs, _, done, _, info = envs.step(np.array([t % 3, 1]))
+            assert done.tolist() == [t == 9] * 2
+        assert (obs["image"] == 100).all() and obs["vector"][:, :3].max() == 0
+        for e, action in ((0, 0), (1, 1)):
+            last = info["final_obs"][e]
+            assert (last["image"] == 105).all() and last["vector"][action] == 1
+        assert info["final_info"]["return"].tolist() == [10, 10]
+    finally:
+        envs.close()
+
+
 def test_a_step_outside_a_rollout_is_refused():
     env = two_sizes(attempts=1)
     with pytest.raises(gymnasium.error.ResetNeeded, match="call reset"):
@@ -221,7 +383,8 @@ def test_what_make_env_takes_for_granted():
     assert gym.attempts == 1 and gym.tasks == ["CartPole-v1", "Acrobot-v1"]
     assert gym.max_rollout_length == 500
     assert make_env("gym:CartPole-v1,Acrobot-v1", "Acrobot-v1").tasks == ["Acrobot-v1"]
-    assert task_names("popgym") == list(popgym_tasks())
+    assert task_names("popgym") == task_names("popgym", "test") == list(popgym_tasks())
+    assert held_out_tasks("popgym") == []
 
 
 def test_no_attempt_is_longer_than_its_limit_and_card_games_reach_it():
@@ -422,6 +585,8 @@ gymnasium.register("Sequences-v0", Sequences)
         ({"env": "popgym", "tasks": ","}, "no task"),
         ({"env": "popgim"}, "popgym"),
         ({"env": "popgym", "attempts": 0}, "at least 1"),
+        ({"env": "popgym", "split": "tset"}, "unknown split 'tset': --split is train or test"),
+        ({"env": "gym:CartPole-v1", "split": "valid"}, "unknown split 'valid'"),
         ({"env": "gym:"}, "at least one id"),
         ({"env": "gym:CartPol-v1"}, "unknown Gymnasium id 'CartPol-v1'. Did you mean CartPole-v1"),
         ({"env": "gym:nowhere:Game-v0"}, "cannot make Gymnasium id 'nowhere:Game-v0': No module named"),
@@ -461,7 +626,8 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
 
 def test_the_file_works_alone(tmp_path):
     "Copied into an empty folder, it shows its example, lists a benchmark, and tells a mistake in one line."
-    shutil.copy(ENVS_FILE, tmp_path)
+    for file in (ENVS_FILE, ENVS_FILE.with_name("simulators.py")):
+        shutil.copy(file, tmp_path)
 
     def run(*arguments):
         command = [sys.executable, "-W", "ignore", "envs.py", *arguments]

@@ -53,6 +53,7 @@ def test_the_first_signal_asks_and_the_second_stops_at_once(tmp_path, capsys):
 
 
 def test_versions_and_memory(tmp_path):
-    found = describe_versions(["numpy"], tmp_path)
+    found = describe_versions(tmp_path, ["numpy", "no-such-package"])
     assert found["numpy"].count(".") == 2 and found["commit"] == "unknown"
+    assert found["no-such-package"] == "not installed"
     assert 10**8 < available_memory() < 10**13

@@ -132,6 +132,7 @@ def run_update(name, monkeypatch):
         mask_BT=data["valid"],
         time_BT=data["time_idxs"].squeeze(-1),
         task_B=torch.zeros(len(data["valid"]), dtype=torch.long),
+        image_BT=None,
     )
     metrics = update(agent, KeepWeights(), KeepWeights(), batch, config)
     assert not queue, "every recorded draw was used"

@@ -10,41 +10,61 @@ import pytest
 import presets
 from presets import PRESETS, preset
 
-# Rows of the two tables as printed, POPGym column.
+# The two tables as printed, columns apart by "|".
 TABLE_1 = """
-Learning Rate | 1e-4
-Batch Size (In Sequences) | 24
-Replay Buffer Size (in Timesteps) | 15,000 Full Trajectories
-L2 Penalty | 1e-4
-Grad Clip (Norm) | 1
+ | Meta-World | POPGym | Procgen Easy | Procgen Memory-Hard | Atari | BabyAI
+Learning Rate | 5e-4 | 1e-4 | 1e-4 | 1e-4 | 1e-4 | 1e-4
+Batch Size (In Sequences) | 24 | 24 | 24 | 16 | 32 | 24
+Replay Buffer Size (in Timesteps) | 8M | 15,000 Full Trajectories | 18M | 80M | 8M | 10M
+L2 Penalty | 1e-4 | 1e-4 | 5e-3 | 5e-3 | 5e-3 | 1e-3
+Grad Clip (Norm) | 2 | 1 | 1 | 1 | 1 | 1
 Learning Update gamma | [0.1,.9,.95,.97,.99,.995,.999]
 Rollout gamma | .999
 Critic Ensemble Size | 4
 Target Network Update tau | .003
 """
 TABLE_2 = """
-Timestep Encoder | FF (512, 200)
-Transformer Dim. | 256
-Transformer FF Dim. | 1024
-Transformer Layers | 3
-Transformer Heads | 8
-Context Length (Timesteps) | 600
-Actor and Critic MLPs | (256, 256)
-Critic Output Bins (Ind.) | 64
+ | Meta-World | POPGym | Procgen Easy | Procgen Memory-Hard | Atari | BabyAI
+Timestep Encoder | FF (512, 256) | FF (512, 200) | IMPALA CNN [16, 32, 32] | IMPALA CNN [20, 36, 64] | IMPALA CNN [16, 32, 32] | Multi-Modal
+Transformer Dim. | 320 | 256 | 512 | 512 | 256 | 256
+Transformer FF Dim. | 1280 | 1024 | 2048 | 2048 | 1024 | 1024
+Transformer Layers | 3 | 3 | 3 | 6 | 3 | 4
+Transformer Heads | 8 | 8 | 8 | 8 | 8 | 8
+Context Length (Timesteps) | 256 | 600 | 128 | 768 | 64 | 512
+Actor and Critic MLPs | (256, 256) | (256, 256) | (256, 256) | (256, 256) | (256, 256) | (256, 256)
+Critic Output Bins (Ind.) | 128 | 64 | 128 | 128 | 128 | 32
 """
+COLUMN = {
+    "metaworld": "Meta-World",
+    "popgym": "POPGym",
+    "scales": "POPGym",
+    "gym": "POPGym",
+    "procgen-easy": "Procgen Easy",
+    "procgen-easy-rescaled": "Procgen Easy",
+    "procgen-memory-hard": "Procgen Memory-Hard",
+    "atari": "Atari",
+    "babyai": "BabyAI",
+}
 
 
-def rows(table):
-    return dict(line.split(" | ") for line in table.strip().splitlines())
+def rows(table, name):
+    "One column of a table; a row with one value has it in all columns."
+    header, *lines = (line.split("|") for line in table.strip("\n").splitlines())
+    at = [cell.strip() for cell in header].index(COLUMN[name])
+    return {line[0].strip(): line[at if len(line) > 2 else 1].strip() for line in lines}
 
 
-@pytest.mark.parametrize("name", ["popgym", "gym"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_equals_table_1(name):
-    paper, table = preset(name, "paper"), rows(TABLE_1)
+    paper, table = preset(name, "paper"), rows(TABLE_1, name)
     assert paper["learning_rate"] == float(table["Learning Rate"])
     assert paper["batch_size"] == int(table["Batch Size (In Sequences)"])
-    assert f"{paper['replay_trajectories']:,} Full Trajectories" == table["Replay Buffer Size (in Timesteps)"]
-    assert paper["replay_steps"] is None
+    if paper["replay_steps"] is None:
+        size = f"{paper['replay_trajectories']:,} Full Trajectories"
+    else:
+        size = f"{paper['replay_steps'] / 1e6:g}M"
+        assert paper["replay_trajectories"] is None
+    assert size == table["Replay Buffer Size (in Timesteps)"]
     assert paper["weight_decay"] == float(table["L2 Penalty"])
     assert paper["grad_clip"] == float(table["Grad Clip (Norm)"])
     assert paper["gammas"] == tuple(float(g) for g in table["Learning Update gamma"].strip("[]").split(","))
@@ -53,10 +73,15 @@ def test_equals_table_1(name):
     assert paper["tau"] == float(table["Target Network Update tau"])
 
 
-@pytest.mark.parametrize("name", ["popgym", "gym"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_equals_table_2(name):
-    paper, table = preset(name, "paper"), rows(TABLE_2)
-    assert f"FF ({paper['encoder_hidden']}, {paper['encoder_dim']})" == table["Timestep Encoder"]
+    paper, table = preset(name, "paper"), rows(TABLE_2, name)
+    encoder = {
+        "ff": f"FF ({paper['encoder_hidden']}, {paper['encoder_dim']})",
+        "impala": f"IMPALA CNN {list(paper['encoder_depths'])}",
+        "grid_language": "Multi-Modal",
+    }
+    assert encoder[paper["encoder"]] == table["Timestep Encoder"]
     assert paper["d_model"] == int(table["Transformer Dim."])
     assert paper["d_ff"] == int(table["Transformer FF Dim."])
     assert paper["layers"] == int(table["Transformer Layers"])
@@ -66,16 +91,32 @@ def test_equals_table_2(name):
     assert paper["bins"] == int(table["Critic Output Bins (Ind.)"])
 
 
+def test_every_column_of_the_tables_is_a_preset():
+    assert set(PRESETS) == set(COLUMN)
+
+
 def test_what_the_tables_do_not_print():
     "Appendix A's limits; the authors' script; a clip that leaves a sharp policy over 27 actions sharp."
-    paper = preset("popgym", "paper")
-    assert (paper["bin_low"], paper["bin_high"], paper["symlog"]) == (-1e5, 1e5, True)
-    assert (paper["reward_scale"], paper["env_steps_per_update"], paper["warmup_updates"]) == (200, 12, 2000)
-    assert (paper["epsilon_start"], paper["epsilon_end"], paper["epsilon_steps"]) == (1.0, 0.05, 10**6)
-    assert (paper["dropout"], paper["critic_weight"], paper["action_samples"]) == (0.05, 10, 3)
-    assert (paper["prob_low"], paper["prob_high"]) == (1e-6, 1)
-    assert (paper["attempts"], paper["store_executed"], paper["steps"]) == (2, False, 10**8)
-    assert preset("gym", "paper")["attempts"] == preset("gym", "laptop")["attempts"] == 1
+    for name in PRESETS:
+        paper = preset(name, "paper")
+        assert (paper["bin_low"], paper["bin_high"], paper["symlog"]) == (-1e5, 1e5, True)
+        assert (paper["dropout"], paper["critic_weight"], paper["action_samples"]) == (0.05, 10, 3)
+        assert (paper["env_steps_per_update"], paper["n_step"], paper["clip_rewards"]) == (12, 1, False)
+        assert (paper["epsilon_start"], paper["epsilon_end"]) == (1.0, 0.05)
+        pixels = paper["encoder"] == "impala"
+        assert paper["augment"] == pixels
+        popgym = COLUMN[name] == "POPGym"
+        assert (paper["prob_low"], paper["prob_high"]) == ((1e-6, 1) if popgym else (0.001, 0.99))
+        assert paper["warmup_updates"] == (2000 if popgym else 500)
+    scale = {"popgym": 200, "metaworld": 1, "procgen-easy": 10, "atari": 10, "babyai": 1000, "gym": 10}
+    assert {name: preset(name)["reward_scale"] for name in scale} == scale
+    attempts = {"popgym": 2, "metaworld": 3, "procgen-memory-hard": 2, "atari": 1, "babyai": 2, "gym": 1}
+    assert {name: preset(name)["attempts"] for name in attempts} == attempts
+    steps = {"popgym": 10**6, "babyai": 500_000, "metaworld": 2 * 10**6, "atari": 10**6}
+    assert {name: preset(name)["epsilon_steps"] for name in steps} == steps
+    late = (preset("metaworld")["epsilon_late_start"], preset("metaworld")["epsilon_late_end"])
+    assert late == (0.8, 0.01) and preset("atari")["epsilon_late_start"] is None
+    assert (preset("popgym")["store_executed"], preset("popgym")["steps"]) == (False, 10**8)
 
 
 ALL = [(name, scale) for name, scales in PRESETS.items() for scale in scales]
@@ -112,7 +153,9 @@ def test_a_preset_is_a_copy():
 
 
 def test_unknown_names_say_what_there_is():
-    with pytest.raises(ValueError, match="unknown preset 'popgyn': choose from popgym, scales, gym"):
+    with pytest.raises(
+        ValueError, match="unknown preset 'popgyn': choose from metaworld, popgym, procgen-easy"
+    ):
         preset("popgyn", "paper")
     with pytest.raises(ValueError, match="unknown scale 'big' of preset 'popgym': choose from paper, laptop"):
         preset("popgym", "big")

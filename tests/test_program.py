@@ -1,6 +1,7 @@
 """The real program, shrunk: train, resume, interrupt, evaluate, plot, load, and what a mistake prints."""
 
 import csv
+import dataclasses
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -239,18 +241,22 @@ def test_evaluate_prints_a_table_and_writes_it(runs, capsys):
         evaluate.main([str(runs / "none")])
 
 
-def test_exploration_schedule(runs):
-    class Fixed:
-        steps, config = 0, train.Config(num_envs=4, epsilon_steps=100, epsilon_start=1.0, epsilon_end=0.2)
-        rng = np.random.default_rng(0)
-
-    run, means = Fixed(), []
-    for run.steps in (0, 200, 400, 4000):
-        draws = [train.Run.draw_epsilon(run) for _ in range(2000)]
-        means.append(np.mean(draws))
-        assert min(draws) < 0.05 * max(draws)
-    # Each rollout takes a uniformly random fraction of the schedule, 1, .6, .2, .2: half of it on average.
-    np.testing.assert_allclose(means, [0.5, 0.3, 0.1, 0.1], rtol=0.05)
+def test_exploration_schedule():
+    "From 1 to .2 over 100 steps of each environment; each rollout takes its own fraction of it."
+    lanes = SimpleNamespace(
+        fraction_E=np.array([0.0, 0.5, 1.0]), time_E=np.array([0, 10, 0]), count_E=np.array([0, 5, 40])
+    )
+    env = SimpleNamespace(max_rollout_length=30)
+    config = train.Config(num_envs=4, epsilon_steps=100, epsilon_start=1.0, epsilon_end=0.2)
+    for steps, value in ((0, 1.0), (200, 0.6), (400, 0.2), (4000, 0.2)):
+        run = SimpleNamespace(steps=steps, config=config, lanes=lanes, env=env)
+        np.testing.assert_allclose(train.Run.epsilon(run), [0, value / 2, value])
+    # Within a rollout of 30 steps, too: its start, its middle, past its end; late in the run.
+    config = dataclasses.replace(config, epsilon_late_start=0.8, epsilon_late_end=0.0)
+    lanes.fraction_E = np.ones(3)
+    for steps, values in ((0, [1.0, 0.9, 0.8]), (400, [0.2, 0.1, 0.0])):
+        run = SimpleNamespace(steps=steps, config=config, lanes=lanes, env=env)
+        np.testing.assert_allclose(train.Run.epsilon(run), values, atol=1e-12)
 
 
 def test_exploration_noise():
@@ -272,7 +278,7 @@ def test_long_rollouts_enter_the_replay_in_segments(runs):
     run = train.Run(config)
     added = []
     real_add = run.replay.add
-    run.replay.add = lambda *a: (added.append([np.copy(x) for x in a]), real_add(*a))
+    run.replay.add = lambda *a, image: (added.append([np.copy(x) for x in a]), real_add(*a))
     for _ in range(150):
         train.collect(run)
         # The policy's clock is the rollout's: it runs on over cuts, and starts anew with a new rollout.
@@ -302,7 +308,7 @@ def test_a_truncated_rollout_is_not_stored_as_terminated_and_keeps_its_last_obse
     monkeypatch.setattr(envs, "make_env", make)
     run = train.Run(train.parse(["--name", "a", *SMOKE, *TWO, "--num_envs", "2"]))
     added = []
-    run.replay.add = lambda obs, action, reward, terminated, *rest: added.append(
+    run.replay.add = lambda obs, action, reward, terminated, *rest, image: added.append(
         (np.copy(obs), action, terminated)
     )
     for _ in range(45):
@@ -318,7 +324,7 @@ def test_a_truncated_rollout_is_not_stored_as_terminated_and_keeps_its_last_obse
 def test_rollouts_that_fit_are_never_cut(runs):
     run = train.Run(train.parse(["--name", "a", *SMOKE, *TWO, "--num_envs", "2", "--segment_length", "51"]))
     lengths = []
-    run.replay.add = lambda obs, action, reward, *rest: lengths.append((len(reward), rest[1]))
+    run.replay.add = lambda obs, action, reward, *rest, image: lengths.append((len(reward), rest[1]))
     for _ in range(300):
         train.collect(run)
     run.close()

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from envs import Actions, popgym_tasks
-from scores import RESULTS, format_table, load_bounds, mean_scores, score_rows
+from scores import RESULTS, add_attempts, format_table, load_bounds, mean_scores, score_rows
 
 sys.path.insert(0, str(RESULTS))
 import popgym_bounds
@@ -21,6 +21,26 @@ def test_score_by_hand():
     assert rows[0]["standard_error"] == pytest.approx(1.0) and np.isnan(rows[1]["standard_error"])
     assert mean_scores(rows) == (1.0, 0.5)
     assert "0.500" in format_table(rows).splitlines()[-1]
+
+
+def test_a_return_of_two_attempts_is_scored_by_attempt():
+    (row,) = score_rows({"a": [4.0, 8.0]}, {"a": (1.0, 5.0)}, counted=2)
+    assert row["return"] == 6.0 and row["score"] == pytest.approx((3 - 1) / 4)
+
+
+def test_columns_by_attempt():
+    infos = [
+        {"attempt_returns": np.array([1.0, 3.0, 5.0]), "attempt_success": np.array([0.0, 1.0, 1.0])},
+        {"attempt_returns": np.array([2.0, 3.0, 7.0]), "attempt_success": np.array([0.0, 0.0, 1.0])},
+    ]
+    rows = add_attempts(score_rows({"a": [9.0, 12.0]}, {}, 3), {"a": infos}, free_attempts=0)
+    assert [rows[0][f"try {a}"] for a in (1, 2, 3)] == [1.5, 3.0, 6.0]
+    assert [rows[0][f"success {a}"] for a in (1, 2, 3)] == [0.0, 0.5, 1.0]
+    assert rows[0]["solved"] == 0.5  # two of three attempts in the first rollout, one in the second
+    table = format_table(rows).splitlines()
+    assert table[0].split()[-1] == "solved" and table[1].split()[-1] == "0.500"
+    single = add_attempts(score_rows({"a": [9.0]}, {}), {"a": [{"attempt_returns": np.array([9.0])}]}, 0)
+    assert "try 1" not in single[0] and "solved" not in single[0]
 
 
 def test_no_bounds_no_score():
