@@ -48,20 +48,25 @@ def name_of(variant: str, scaled: bool, seed: int) -> str:
     return f"scales_{variant}_{'scaled' if scaled else 'control'}_{seed}"
 
 
-def command_of(variant: str, scaled: bool, seed: int, steps: int, extra: list[str]) -> list[str]:
-    """The command line of one run, `python` left out; resumes where there is a checkpoint."""
+def fresh_command(variant: str, scaled: bool, seed: int, steps: int, extra: list[str]) -> list[str]:
+    """The command line of one run from its start, `python` left out."""
     name = name_of(variant, scaled, seed)
     tasks = (
         ["--env", "scales"] if scaled else ["--env", "popgym", "--tasks", ",".join(SCALES), "--attempts", "1"]
     )
     command = ["train.py", *tasks, "--variant", variant, "--seed", str(seed), "--scale", "laptop"]
     command += ["--steps", str(steps), "--minutes", "None", "--final_episodes", "50", "--name", name, *extra]
-    folder = ROOT / "runs" / name
+    return command
+
+
+def command_of(run: tuple[str, bool, int], steps: int, extra: list[str]) -> list[str]:
+    """The same, or a resume where there is a checkpoint."""
+    folder = ROOT / "runs" / name_of(*run)
     if (folder / "checkpoint.pt").exists():
-        return ["train.py", "--name", name, "--resume"]
+        return ["train.py", "--name", folder.name, "--resume"]
     if folder.exists():  # stopped before its first checkpoint: nothing to go on from
         shutil.rmtree(folder)
-    return command
+    return fresh_command(*run, steps, extra)
 
 
 def finished(run: tuple[str, bool, int]) -> bool:
@@ -78,7 +83,7 @@ def train_all(runs: list, jobs: int, steps: int, extra: list[str]) -> None:
             while waiting or active:
                 while waiting and len(active) < jobs:
                     run = waiting.pop(0)
-                    command = command_of(*run, steps, extra)
+                    command = command_of(run, steps, extra)
                     log = (ROOT / "runs" / f"{name_of(*run)}.log").open("a+")
                     process = subprocess.Popen(
                         [sys.executable, *command], cwd=ROOT, stdout=log, stderr=log, env=environment
@@ -134,18 +139,17 @@ def write(path: Path, rows: list[dict]) -> None:
 def format_table(rows: list[dict]) -> str:
     """Normalised return by variant and task: mean over seeds (least, most)."""
     groups = dict.fromkeys((row["variant"], row["scaled"]) for row in rows)
-    lines = [
-        f"{'normalised return':<18}"
-        + "".join(f"{f'{t} x{f:g}':>32}" for t, f in SCALES.items())
-        + f"{'mean':>20}"
-    ]
+    # Columns as wide as the longest task: "0.98 (0.97 to 0.98)" fits in all of them.
+    width = max(len(task) for task in SCALES) + 8
+    header = "".join(f"{f'{task} x{factor:g}':>{width}}" for task, factor in SCALES.items())
+    lines = [f"{'variant, rewards':<18}{header}{'mean':>{width}}"]
     for variant, scaled in groups:
         mine = [row for row in rows if (row["variant"], row["scaled"]) == (variant, scaled)]
         columns = [[row["normalised"] for row in mine if row["task"] == task] for task in SCALES]
         means = np.mean(columns, axis=0)  # of each seed
         cells = [f"{np.mean(c):.2f} ({min(c):.2f} to {max(c):.2f})" for c in [*columns, means]]
         label = f"{variant} {'scaled' if scaled else 'control'}"
-        lines.append(f"{label:<18}" + "".join(f"{c:>32}" for c in cells[:-1]) + f"{cells[-1]:>20}")
+        lines.append(f"{label:<18}" + "".join(f"{cell:>{width}}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -168,9 +172,9 @@ def main(argv: list[str] | None = None) -> None:
     text = "\n".join(
         [
             f"command: make scales   ({options.jobs} runs at a time, {options.steps:,} env steps each)",
-            "one run: python " + " ".join(command_of(*runs[0], options.steps, extra)),
+            "one run: python " + " ".join(fresh_command(*runs[0], options.steps, extra)),
             f"commit:  {' | '.join(about)}",
-            f"minutes: {sum(minutes):.0f} in all runs together, {min(minutes):.1f} to {max(minutes):.1f} a run",
+            f"minutes: {sum(minutes):.0f} of all runs added up, {min(minutes):.1f} to {max(minutes):.1f} a run",
             "",
             f"After training, 50 rollouts of each task; 0 random, 1 best; mean of {options.seeds} seeds (range).",
             "",
