@@ -295,15 +295,20 @@ def test_losses_of_a_task_are_counted_under_its_number(no_chance):
     assert squared[0] > 0.95 and 0.3 < crossed[0] < 0.8
 
 
-def test_the_likeliest_bins_are_counted_by_discount(no_chance):
-    agent, _, _ = gradients(small(), window())
-    with torch.no_grad():
-        agent.value.critics.weight[-1].zero_()
-        agent.value.critics.bias[-1].zero_()
-        agent.value.critics.bias[-1][..., 5] = 1.0
-    _, metrics = None, update(agent, KeepWeights(), KeepWeights(), window(), small())
-    for name in ("bins/0.5", "bins/0.9"):
-        assert metrics[name].argmax() == 5 and metrics[name].sum().item() == pytest.approx(1)
+def test_the_likeliest_bins_are_counted_by_discount():
+    "Critics that are sure of bin 5 for the first discount, and of bin 2 or 9, half and half, for the second."
+
+    class Sure(torch.nn.Module):
+        def forward(self, state_SD, action):
+            bins_CSG = torch.full((4, 20, 2), 5)
+            bins_CSG[:, :10, 1], bins_CSG[:, 10:, 1] = 2, 9
+            return torch.nn.functional.one_hot(bins_CSG, 16).float()
+
+    agent = Agent(small(), 7, 3, True)
+    agent.value.critics = Sure()
+    _, _, metrics = agent.value.loss(torch.randn(20, 16), torch.eye(3)[:1], torch.zeros(20, 2), agent.popart)
+    assert metrics["bins/0.5"].tolist() == [0.0] * 5 + [1.0] + [0.0] * 10
+    assert [metrics["bins/0.9"][bin].item() for bin in (2, 5, 9)] == [0.5, 0.0, 0.5]
 
 
 def test_hlgauss_labels_are_the_loss_when_asked_for():
