@@ -129,12 +129,12 @@ class ScalarValue(nn.Module):
     def advantage(self, h_SD, stored_S1A, q_CSG, policy: Distribution, samples: int) -> Tensor:
         # In raw units: PopArt's scale is positive, and the filter asks for the sign alone.
         if self.discrete:
-            q_SGA = self.critics(h_SD).mean(0)
+            q_SGA = self.critics(h_SD).float().mean(0)
             q_SG1 = (q_SGA * stored_S1A).sum(-1, keepdim=True)
             # sum_a pi(a) (Q(stored) - Q(a)): exactly 0 where the policy always takes the stored action
             return (policy.probs * (q_SG1 - q_SGA)).sum(-1)
-        q_SG = self.critics(h_SD, stored_S1A).squeeze(-1).mean(0)
-        return advantage(q_SG, self.critics(h_SD, policy.sample(samples)).squeeze(-1).mean(0))
+        q_SG = self.critics(h_SD, stored_S1A).squeeze(-1).float().mean(0)
+        return advantage(q_SG, self.critics(h_SD, policy.sample(samples)).squeeze(-1).float().mean(0))
 
     def policy_values(self, h_SD: Tensor, policy: Distribution, samples: int, popart: PopArt) -> Tensor:
         if self.discrete:

@@ -74,6 +74,7 @@ class ActionCritics(nn.Module):
         self.weight, self.bias = stacked_layers(critics, [state_dim + 1 + action_dim, *hidden, outputs])
         # A discount enters as (the log of) its effective horizon: .99 and .999 are then as far apart as
         # .9 and .99, where the plain numbers would differ by a hundredth.
+        # symlog(1 / (1 - gamma)) = ln(1 + 1 / (1 - gamma))
         feature_G = torch.tensor([math.log1p(1 / max(1 - g, 1e-6)) for g in gammas], dtype=torch.float32)
         self.register_buffer("gamma_feature_G1", feature_G[:, None], persistent=False)
 
@@ -168,6 +169,7 @@ def n_step_target(
 @torch.no_grad()
 def move_target(target: nn.Module, online: nn.Module, tau: float) -> None:
     """Move each parameter of `target` the share `tau` of the way to `online`. Source: Table 1 (tau = .003)."""
+    # Qbar <- (1 - tau) Qbar + tau Q
     torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
 
 

@@ -90,7 +90,7 @@ class Categorical:
 
     def entropy(self) -> Tensor:
         """Entropy (...) in nats."""
-        return -(self.probs * self.probs.log()).sum(-1)
+        return torch.special.entr(self.probs).sum(-1)  # -p log p, and 0 at p = 0
 
 
 class TanhGaussian:

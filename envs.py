@@ -558,6 +558,7 @@ def make_env(
     attempts: int | None = None,
     store_executed: bool = False,
     split: str = "train",
+    max_steps: int | None = None,
     clip_rewards: bool = False,
     lane: tuple[int, int] = (0, 1),
 ) -> MultiTaskEnv:
@@ -577,7 +578,7 @@ def make_env(
         benchmark.attempts if attempts is None else attempts,
         store_executed,
         free_attempts=benchmark.free_attempts,
-        max_steps=benchmark.max_steps,
+        max_steps=min((n for n in (benchmark.max_steps, max_steps) if n is not None), default=None),
         reward_factors=benchmark.reward_factors,
         same_variant=benchmark.same_variant,
         mark_attempts=benchmark.mark_attempts,

@@ -25,7 +25,7 @@ import checkpoint
 from envs import make_env
 from scores import format_table
 from train import evaluate, load, table_of
-from wiring import evaluation_arguments
+from wiring import env_arguments, evaluation_arguments
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,12 @@ def main(argv: list[str] | None = None) -> list[dict]:
             bar=bar,
         )
     rows = table_of(rollouts, env, config)
-    print(format_table(rows))
+    groups = None
+    if options.split == "test":
+        trained = make_env(**env_arguments(config)).tasks
+        held_out = [task for task in tasks if task not in trained]
+        groups = {"trained, unseen variants": trained, "held-out": held_out} if held_out else None
+    print(format_table(rows, groups))
     out = Path(options.out) if options.out else path.parent / "evaluation.csv"
     with open(out, "w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))

@@ -75,8 +75,8 @@ def mean_scores(rows: list[dict]) -> tuple[float, float | None]:
     return float(np.mean([row["return"] for row in rows])), None if None in scores else float(np.mean(scores))
 
 
-def format_table(rows: list[dict]) -> str:
-    """The rows of `score_rows` as text, with the means over tasks below."""
+def format_table(rows: list[dict], groups: dict[str, list[str]] | None = None) -> str:
+    """The rows of `score_rows` as text, with the means over tasks below, and over each group {label: tasks}."""
     columns = [name for name in rows[0] if name not in ("task", "episodes")]
     width = max(32, *(len(row["task"]) + 1 for row in rows))
     short = {"standard_error": "+-"}
@@ -85,12 +85,16 @@ def format_table(rows: list[dict]) -> str:
         shown = ("" if c not in cells else "-" if cells[c] is None else f"{cells[c]:.3f}" for c in columns)
         return f"{label:<{width}}" + "".join(f"{cell:>11}" for cell in shown)
 
-    mean, score = mean_scores(rows)
-    means = {"return": mean, "score": score}
-    means |= {c: float(np.mean([row[c] for row in rows])) for c in columns[5:]}
+    def means(label: str, rows: list[dict]) -> str:
+        mean, score = mean_scores(rows)
+        extra = {c: float(np.mean([row[c] for row in rows])) for c in columns[5:]}
+        return line(label, {"return": mean, "score": score} | extra).rstrip()
+
     header = f"{'task':<{width}}" + "".join(f"{short.get(c, c):>11}" for c in columns)
     body = [line(row["task"], row) for row in rows]
-    return "\n".join([header, *body, line(f"mean of {len(rows)} tasks", means).rstrip()])
+    parts = {label: [row for row in rows if row["task"] in tasks] for label, tasks in (groups or {}).items()}
+    below = [means(f"mean of {len(part)} {label}", part) for label, part in parts.items() if part]
+    return "\n".join([header, *body, *below, means(f"mean of {len(rows)} tasks", rows)])
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Config:
     env: str = "popgym"  # benchmark, or gym:ID[,ID...] for any Gymnasium ids
     tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default all
     attempts: int = 2  # plays of a task in a rollout, all but the last free exploration | section 4
+    max_steps: int | None = None  # cap on a rollout, env steps, below the benchmark's own
     clip_rewards: bool = False  # to [-1, 1] while training | section 4: unclipped
     store_executed: bool = False  # store the valid action carried out, not the one chosen | DEVIATION
     # actor and critic loss, each independent of the scale of returns or dependent on it | Eq. 1 to 4
@@ -236,9 +237,10 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
     reward_S = batch.reward_BT[batch.mask_BT] * config.reward_scale
     terminated_S = batch.done_BT[batch.mask_BT]
     y_SG = n_step_target(reward_S, terminated_S, q_next_SG, agent.gamma_G, follows_S, config.n_step)
-    agent.popart.update(y_SG)
+    agent.popart.update(y_SG, torch.isfinite(y_SG))  # what is not would stay in the statistics for good
 
-    # Plain: loss = actor_loss(h).mean() + 10 critic_loss(h).mean(); loss.backward(). The same gradients,
+    # L = L_Actor + lambda L_Critic, a mean over states where the paper prints their sum.
+    # Plain: loss = actor_loss(h).mean() + lambda * critic_loss(h).mean(); loss.backward(). The same gradients,
     # but only `chunk` states' worth of actor and critic activations exist at a time: on a CPU that is the
     # difference between cache and memory.
     optimizer.zero_grad()
@@ -596,7 +598,7 @@ def parse(argv: list[str] | None = None) -> Config:
     argv = sys.argv[1:] if argv is None else list(argv)
     # Which preset and scale are the defaults of all other flags has to be known before they are parsed.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("env", "scale", "name", "device"):
+    for flag in ("env", "scale", "name", "device", "variant"):
         first.add_argument(f"--{flag}", default=None)
     first.add_argument("--resume", action="store_true")
     known, _ = first.parse_known_args(argv)
@@ -612,7 +614,7 @@ def parse(argv: list[str] | None = None) -> Config:
             scale = "paper" if device.startswith("cuda") else "laptop"
             reason = "a GPU is there" if scale == "paper" else "there is no GPU"
             print(f"scale: {scale}, because {reason} (--scale paper, laptop or smoke overrides)")
-        values = preset("gym" if env.startswith("gym:") else env, scale)
+        values = preset("gym" if env.startswith("gym:") else env, scale, known.variant or Config.variant)
         defaults = Config(**{"env": env, **values, "scale": scale})
     config = tyro.cli(Config, args=argv, default=defaults)
     replacing = {"device": device, "scale": defaults.scale}

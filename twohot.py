@@ -116,6 +116,7 @@ class BinSupport(nn.Module):
         A 50/50 split between the bins of 0 and 100 therefore decodes to symexp(ln(101) / 2) = 9.05.
         Uniform logits decode to exactly 0 on symmetric limits. Source: paper, appendix A.
         """
+        # Q(h, a) = symexp(Q_B(h, a)^T b)
         p = torch.softmax(logits.float(), dim=-1)
         # Plain: x = sum_i p_i b_i. Summed as mirrored pairs (p_{N-1-i} - p_i) o_{N-1-i}, the rounding
         # errors of the two halves cancel, and an untrained critic says 0, not 1e-6.
@@ -143,6 +144,7 @@ def twohot_loss(logits: Tensor, index: Tensor, weight_above: Tensor) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Cross-entropy (...) of logits (..., N) against dense labels (..., N) that sum to 1. Source: Eq. 3."""
+    # Eq. 3:  L = -label^T log Q_B(h, a)
     return -(labels * torch.log_softmax(logits.float(), dim=-1)).sum(-1)
 
 

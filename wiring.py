@@ -28,6 +28,7 @@ def env_arguments(config) -> dict:
         "attempts": config.attempts,
         "store_executed": config.store_executed,
         "clip_rewards": config.clip_rewards,
+        "max_steps": config.max_steps,
     }
 
 

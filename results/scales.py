@@ -6,7 +6,7 @@ Trains all four variants on the four tasks of `--env scales`, whose rewards are 
 1/10, from three seeds each, and the two extremes (ind_ind, dep_dep) on the same tasks as they are: 18 runs,
 as many at once as there are cores, one thread each. Run it again after an interruption: finished runs are
 kept, others go on from their checkpoints. Writes results/scales.csv (a row for each run and task),
-results/scales_shares.csv (the tasks' mean shares of the losses) and results/scales.txt (a table, commands,
+results/scales_shares.csv (the tasks' mean shares of the losses, and PopArt's last deviation) and results/scales.txt (a table, commands,
 commit, minutes); `python plot.py scales` draws them.
 """
 
@@ -123,7 +123,7 @@ def collect(runs: list) -> tuple[list[dict], list[dict], list[float]]:
             row = {"task": task, "factor": factor if scaled else 1.0, "return": value}
             rows.append(key | row | {"normalised": (value - low) / (high - low)})
             mean = {s: float(np.mean([row[f"share/{s}/{task}"] for row in trained])) for s in SHARES}
-            shares.append(key | {"task": task} | mean)
+            shares.append(key | {"task": task} | mean | {"popart_sigma": trained[-1]["popart/sigma"]})
     return rows, shares, minutes
 
 

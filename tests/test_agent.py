@@ -339,6 +339,16 @@ def test_a_gradient_that_is_not_finite_skips_the_update(monkeypatch):
     assert not all(torch.equal(a, b) for a, b in zip(before, agent.parameters(), strict=True))
 
 
+def test_a_target_that_is_not_finite_does_not_stay_in_popart():
+    broken = window()
+    broken.reward_BT[0, 0] = float("nan")
+    agent, metrics, _ = gradients(small(variant="dep_dep"), broken)
+    assert metrics["skipped"] == 1
+    assert all(value.isfinite().all() for value in agent.popart.state_dict().values())
+    agent.zero_grad()
+    assert update(agent, KeepWeights(), KeepWeights(), window(), small(variant="dep_dep"))["skipped"] == 0
+
+
 def test_policy_remembers_its_own_rollout_only():
     "A batch of environments, one of them reset in between, acts as each would alone."
     config = small(context=6)

@@ -9,7 +9,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-COMPONENTS = ["twohot", "popart", "critics", "crr_actor", "transformer", "encoders", "replay", "frames", "lanes"]
+COMPONENTS = [
+    "twohot",
+    "popart",
+    "critics",
+    "crr_actor",
+    "transformer",
+    "encoders",
+    "replay",
+    "frames",
+    "lanes",
+]
 COMPONENTS += ["simulators", "envs", "presets", "checkpoint", "scores", "logbook"]
 # One pair that is copied together: the multi-task environment and the simulators behind it.
 MAY_IMPORT = {"envs": ["simulators"]}

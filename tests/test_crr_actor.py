@@ -26,6 +26,7 @@ def test_categorical_samples_follow_the_probabilities():
     assert sample_KGA.shape == (20_000, 2, 3) and (sample_KGA.sum(-1) == 1).all()
     torch.testing.assert_close(sample_KGA.mean(0), policy.probs, rtol=0, atol=0.015)
     assert policy.mode().argmax(-1).tolist() == [0, 2]
+    assert Categorical(torch.tensor([0.0, -2e4]), 0.0, 1.0).entropy().item() == 0  # p log p at p = 0
     assert Categorical(torch.zeros(4), 0.0, 1.0).entropy().item() == pytest.approx(math.log(4), rel=1e-5)
 
 

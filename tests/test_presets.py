@@ -110,13 +110,21 @@ def test_what_the_tables_do_not_print():
         assert paper["warmup_updates"] == (2000 if popgym else 500)
     scale = {"popgym": 200, "metaworld": 1, "procgen-easy": 10, "atari": 10, "babyai": 1000, "gym": 10}
     assert {name: preset(name)["reward_scale"] for name in scale} == scale
+    assert (
+        preset("atari", variant="dep_dep")["reward_scale"]
+        == 0.25
+        == preset("atari", "laptop", "ind_dep")["reward_scale"]
+    )
+    assert preset("atari", variant="dep_ind")["reward_scale"] == 10
     attempts = {"popgym": 2, "metaworld": 3, "procgen-memory-hard": 2, "atari": 1, "babyai": 2, "gym": 1}
     assert {name: preset(name)["attempts"] for name in attempts} == attempts
     steps = {"popgym": 10**6, "babyai": 500_000, "metaworld": 2 * 10**6, "atari": 10**6}
     assert {name: preset(name)["epsilon_steps"] for name in steps} == steps
     late = (preset("metaworld")["epsilon_late_start"], preset("metaworld")["epsilon_late_end"])
     assert late == (0.8, 0.01) and preset("atari")["epsilon_late_start"] is None
-    assert (preset("popgym")["store_executed"], preset("popgym")["steps"]) == (False, 10**8)
+    assert preset("popgym")["store_executed"] is False
+    steps = {"popgym": 1e8, "metaworld": 1e8, "procgen-easy": 2.75e8, "procgen-memory-hard": 2.7e9}
+    assert {name: preset(name)["steps"] for name in steps} == steps
 
 
 ALL = [(name, scale) for name, scales in PRESETS.items() for scale in scales]

@@ -1,0 +1,111 @@
+"""The real program on the real simulators, shrunk: every benchmark of the paper, and what a user does with it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+
+import checkpoint
+import evaluate
+import train
+
+ROOT = Path(__file__).resolve().parent.parent
+# Two steps fewer of everything than the smoke scale has, because each benchmark takes its turn here.
+SMOKE = ["--scale", "smoke", "--steps", "1200", "--device", "cpu", "--name", "a"]
+BENCHMARKS = {"metaworld": 45, "babyai": 50, "procgen-easy": 5, "procgen-easy-rescaled": 5}
+BENCHMARKS |= {"procgen-memory-hard": 16, "atari": 10}
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(train, "ROOT", tmp_path)
+    return tmp_path / "runs"
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def trained(runs, *flags):
+    "A run of the real program; its table, its log's rows of training."
+    table = train.main([*SMOKE, *flags])
+    rows = [row for row in rows_of(runs / "a") if "loss/critic" in row]
+    assert rows and all(np.isfinite(row["loss/critic"]) and row["skipped"] == 0 for row in rows)
+    state = checkpoint.load(runs / "a" / "checkpoint.pt")
+    assert state["counters"]["updates"] >= rows[-1]["updates"] > 0
+    return table, rows
+
+
+@pytest.mark.parametrize("env", BENCHMARKS)
+def test_every_benchmark_collects_learns_evaluates_and_saves(runs, env):
+    table, _ = trained(runs, "--env", env, "--variant", "ind_ind", "--log_every", "5")
+    assert len(table) == BENCHMARKS[env] and all(np.isfinite(row["return"]) for row in table)
+    if env in ("metaworld", "babyai"):
+        assert all(0 <= row["success 1"] <= 1 and 0 <= row["solved"] <= 1 for row in table)
+    else:
+        assert all(np.isfinite(row["score"]) for row in table)
+    attempts = {"metaworld": 3, "atari": 0}.get(env, 2)
+    assert sum(name.startswith("try ") for name in table[0]) == attempts
+    assert not list((runs / "a").glob("frames/*"))  # what spilled is gone when the run is over
+
+
+@pytest.mark.parametrize(
+    "flags", [("--env", "procgen-easy"), ("--env", "metaworld", "--tasks", "reach-v3,push-v3")]
+)
+def test_the_dependent_variant_runs_on_pixels_and_on_continuous_actions(runs, flags):
+    _, rows = trained(runs, *flags, "--variant", "dep_dep", "--log_every", "5")
+    assert "policy_value" in rows[-1] and "filter" not in rows[-1]
+
+
+def test_a_pixel_run_spills_resumes_plays_unseen_levels_and_films_them(runs, tmp_path, capsys):
+    flags = ["--env", "procgen-easy", "--tasks", "coinrun,leaper", "--log_every", "5"]
+    # So little memory that frames go to disk.
+    trained(runs, *flags, "--replay_ram", "0.0004")
+    before = checkpoint.load(runs / "a" / "checkpoint.pt")["replay"]
+    train.main(["--name", "a", "--resume", "--steps", "1600"])
+    after = checkpoint.load(runs / "a" / "checkpoint.pt")["replay"]
+    assert len(after["length"]) > len(before["length"]) > 0
+    assert "GB in memory" in capsys.readouterr().out
+    video = tmp_path / "v.gif"
+    rows = evaluate.main(
+        [str(runs / "a"), "--split", "test", "--episodes", "2", "--tasks", "leaper", "--video", str(video)]
+    )
+    assert [row["task"] for row in rows] == ["leaper"] and rows[0]["score"] is not None
+    frames = imageio.mimread(video)
+    assert len(frames) > 1 and frames[0].shape[:2] == (256, 256)
+    with pytest.raises(ValueError, match=r"writes \.mp4 or \.gif"):
+        evaluate.main([str(runs / "a"), "--episodes", "1", "--tasks", "leaper", "--video", "v.avi"])
+
+
+def test_held_out_tasks_are_told_apart(runs, capsys):
+    trained(runs, "--env", "babyai", "--tasks", "BabyAI-GoToLocal-v0", "--log_every", "5")
+    rows = evaluate.main([str(runs / "a"), "--split", "test", "--episodes", "1"])
+    assert len(rows) == 68
+    groups = capsys.readouterr().out
+    assert "mean of 1 trained, unseen variants" in groups and "mean of 67 held-out" in groups
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--env", "procgen-easy", "--tasks", "coinrum"], "Did you mean coinrun"),
+        (["--env", "metaworld", "--tasks", "reach-v2"], "Did you mean reach-v3"),
+        (["--env", "babyai", "--encoder", "impala"], "--encoder impala does not fit --env babyai"),
+        (["--env", "atari", "--encoder", "ff"], "say impala or nature"),
+        (["--env", "procgen"], "Did you mean procgen-easy"),
+        (
+            ["--env", "procgen-easy", "--scale", "paper", "--replay_steps", "100000000000"],
+            "lower --replay_steps",
+        ),
+        (["--env", "metaworld", "--workers", "some"], "--workers"),
+    ],
+)
+def test_mistakes_get_one_line(tmp_path, flags, words):
+    command = [sys.executable, "train.py", "--scale", "smoke", "--name", "x", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
+    assert not (ROOT / "runs" / "x" / "metrics.jsonl").exists()
