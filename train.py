@@ -662,6 +662,14 @@ def check(config: Config) -> None:
             raise ValueError(f"--{field} must lie between 0 and 1, got {getattr(c, field)}")
     if not c.gammas or not all(0 <= g < 1 for g in c.gammas):
         raise ValueError(f"--gammas takes one or more discounts in [0, 1), got {list(c.gammas)}")
+    if (c.epsilon_late_start is None) != (c.epsilon_late_end is None):
+        raise ValueError("--epsilon_late_start and --epsilon_late_end go together: give both or neither")
+    if not 0 < c.popart_beta <= 1:
+        raise ValueError(f"--popart_beta must be above 0 and at most 1, got {c.popart_beta}")
+    if not c.bin_low < c.bin_high:
+        raise ValueError(f"--bin_low {c.bin_low} must lie below --bin_high {c.bin_high}")
+    if c.replay_ram <= 0 or (c.max_steps is not None and c.max_steps < 1):
+        raise ValueError(f"--replay_ram {c.replay_ram} and --max_steps {c.max_steps} must be above 0")
     if c.minutes is not None and c.minutes <= 0:
         raise ValueError(f"--minutes must be above 0, got {c.minutes}")
     if c.name != Path(c.name).name:

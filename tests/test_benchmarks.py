@@ -12,9 +12,10 @@ import pytest
 import checkpoint
 import evaluate
 import train
+from envs import make_env
 
 ROOT = Path(__file__).resolve().parent.parent
-# Two steps fewer of everything than the smoke scale has, because each benchmark takes its turn here.
+# Fewer steps than the smoke scale has: each benchmark takes its turn here.
 SMOKE = ["--scale", "smoke", "--steps", "1200", "--device", "cpu", "--name", "a"]
 BENCHMARKS = {"metaworld": 45, "babyai": 50, "procgen-easy": 5, "procgen-easy-rescaled": 5}
 BENCHMARKS |= {"procgen-memory-hard": 16, "atari": 10}
@@ -66,7 +67,7 @@ def test_a_pixel_run_spills_resumes_plays_unseen_levels_and_films_them(runs, tmp
     # So little memory that frames go to disk.
     trained(runs, *flags, "--replay_ram", "0.0004")
     before = checkpoint.load(runs / "a" / "checkpoint.pt")["replay"]
-    train.main(["--name", "a", "--resume", "--steps", "1600"])
+    train.main(["--name", "a", "--resume", "--steps", "2400"])
     after = checkpoint.load(runs / "a" / "checkpoint.pt")["replay"]
     assert len(after["length"]) > len(before["length"]) > 0
     assert "GB in memory" in capsys.readouterr().out
@@ -87,6 +88,31 @@ def test_held_out_tasks_are_told_apart(runs, capsys):
     assert len(rows) == 68
     groups = capsys.readouterr().out
     assert "mean of 1 trained, unseen variants" in groups and "mean of 67 held-out" in groups
+
+
+def test_the_readmes_table_of_sizes_is_true():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    start = lines.index(next(line for line in lines if line.startswith("| `--env` | tasks")))
+    table = {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("| `"):
+            break
+        name, *cells = (cell.strip(" `") for cell in line.strip("|").split("|"))
+        table[name] = cells
+    assert set(table) == {"popgym", *BENCHMARKS}
+    for name, (tasks, held_out, observation, actions, attempts, longest, *_) in table.items():
+        env, test = make_env(name), make_env(name, split="test")
+        space = env.observation_space
+        if space.shape is None:
+            image = "x".join(map(str, space["image"].shape))
+            assert observation == f"{image} and {space['vector'].shape[0]}"
+        else:
+            assert observation == str(space.shape[0])
+        assert int(tasks) == len(env.tasks)
+        assert int(held_out) == len(set(test.tasks) - set(env.tasks))
+        kind = f"{env.action_space.n}" if env.discrete else f"{env.action_space.shape[0]} continuous"
+        assert (actions, int(attempts)) == (kind, env.attempts)
+        assert int(longest.replace(",", "")) == env.max_rollout_length
 
 
 @pytest.mark.parametrize(
