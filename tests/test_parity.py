@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from authors import golden, state_dict
+from test_agent import KeepWeights
 
 import train
 from agent import Agent
@@ -13,16 +14,6 @@ from train import Config, update
 
 FILES = ["ind_ind_discrete", "ind_dep_discrete", "dep_ind_discrete", "dep_dep_discrete"]
 FILES += ["ind_ind_continuous", "ind_dep_continuous", "dep_dep_continuous"]
-
-
-class KeepWeights:
-    "In place of an optimizer: gradients stay where a test can look at them."
-
-    def zero_grad(self):
-        pass
-
-    def step(self):
-        pass
 
 
 def build(data, name):
