@@ -18,6 +18,7 @@ Shapes   Y targets, E relative errors, N bins, n logged rows
 
 import csv
 import json
+import re
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
@@ -234,8 +235,9 @@ def plot_run(folder: str | Path, out: str | Path | None = None) -> Path:
     discounts = discounts[-1:] + discounts[:-1][:1]  # the last, with which the agent acts, and the first
     kinds = {"states": "batch's states", "critic": "critic loss", "actor": "actor loss"}
     kinds["gradient"] = "gradient that reaches the states"
-    shared = {kind: lines for kind in kinds if (lines := task_shares(log, kind))}
-    panels = len(families) + 4 + len(discounts) + len(shared)
+    shared = {kind: lines for kind in kinds if len(lines := task_shares(log, kind)) > 1}  # one has all of it
+    success = sorted(name for name in log if re.fullmatch(r"eval/success \d+_mean", name))
+    panels = len(families) + 4 + len(discounts) + len(shared) + bool(success)
     columns = min(4, panels)
     rows = -(-panels // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 2.7 * rows), squeeze=False)
@@ -265,6 +267,11 @@ def plot_run(folder: str | Path, out: str | Path | None = None) -> Path:
     draw(axis, "return_mean", "mean return", STYLES[3], "eval/return_mean")
     draw(axis, "", "normalised mean (0 random, 1 best)", STYLES[0], "eval/score_mean")
     finish(axis, "all tasks", "mean over tasks")
+    if success:
+        axis = axes.pop(0)
+        for name, (color, dash) in zip(success, STYLES):
+            axis.plot(*log[name], color=color, linestyle=dash, marker="o", markersize=3, label=name[13:-5])
+        finish(axis, "success by attempt, evaluations", "share of rollouts")
     units = {
         "critic": "squared error (normalised)" if variant.endswith("_dep") else "nats",
         "actor": "-value (normalised)" if variant.startswith("dep_") else "nats",

@@ -50,8 +50,8 @@ def feed_draws(data, name, agent, monkeypatch):
     "The recorded draws in the order in which they were made, in place of new ones."
     valid = data["valid"]
     recorded = [v for k, v in sorted(data.items()) if k.startswith("draw") and "subset" not in k]
-    now = lambda draw_BTGA: draw_BTGA[:, :-1][valid]  # noqa: E731: of the state itself
-    following = lambda draw_BTGA: draw_BTGA[:, 1:][valid]  # noqa: E731: of the next one
+    now = lambda draw_BTGA: draw_BTGA[:, :-1][valid]  # of the state itself
+    following = lambda draw_BTGA: draw_BTGA[:, 1:][valid]  # of the next one
     if name.startswith("ind_ind"):
         target, samples = following(recorded[0][0]), torch.stack([now(d) for d in recorded[1]])
     elif name == "dep_ind_discrete":

@@ -149,6 +149,18 @@ def test_an_old_log_without_bins_shares_and_config(tmp_path, drawn):
     assert panels(drawn[0])["critic loss"].get_ylabel() == "nats"
 
 
+def test_success_by_attempt_is_drawn_and_the_shares_of_a_single_task_are_not(tmp_path, drawn):
+    folder = write_run(tmp_path / "a", tasks=["reach-v3"])
+    row = {"step": 31_000, "eval/success 1_mean": 0.25, "eval/success 2_mean": 0.5, "eval/return_mean": 9.0}
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write("\n" + json.dumps(row))
+    plot.plot_run(folder)
+    axes = panels(drawn[0])
+    lines = axes["success by attempt, evaluations"].get_lines()
+    assert [(line.get_label(), *line.get_ydata()) for line in lines] == [("1", 0.25), ("2", 0.5)]
+    assert not [title for title in axes if title.startswith("tasks' shares")]
+
+
 def test_losses_of_dependent_updates_are_not_in_nats(tmp_path, drawn):
     plot.plot_run(write_run(tmp_path / "a", variant="dep_dep"))
     plot.plot_run(write_run(tmp_path / "b", variant="ind_dep"))
