@@ -85,11 +85,13 @@ def make_replay(config, env, folder, device: torch.device) -> Replay:
         )
         replay_bytes += in_memory
         frames = FrameStore(image_shape, ram_bytes=ram_bytes, folder=folder)
-    check_memory(config, replay_bytes, observation_dim, device)
+    check_memory(config, replay_bytes, observation_dim, device, image_shape)
     return Replay(**store, seed=c.seed, frames=frames)
 
 
-def check_memory(config, replay_bytes: int, observation_dim: int, device: torch.device) -> None:
+def check_memory(
+    config, replay_bytes: int, observation_dim: int, device: torch.device, image_shape=None
+) -> None:
     """Print what the run will take, and refuse what does not fit, naming what to lower."""
     c, sequences = config, config.batch_size * (config.context + 1)
     cache = 2 * 2 * 4 * c.layers * c.d_model * c.context * c.num_envs  # collecting, and evaluating
@@ -97,6 +99,11 @@ def check_memory(config, replay_bytes: int, observation_dim: int, device: torch.
     activations = (
         4 * sequences * (c.layers * (12 * c.d_model + 3 * c.d_ff) + 4 * c.encoder_hidden + observation_dim)
     )
+    if (
+        image_shape
+    ):  # of a CNN's, about ten maps of the first block's depth a frame, and the frames themselves
+        frames, pixels = min(c.frames_per_pass or sequences, sequences), math.prod(image_shape[:2])
+        activations += 4 * frames * pixels * 10 * c.encoder_depths[0] + sequences * 3 * pixels
     # A chunk's critics: K + 2 passes, each keeping its hidden layers and its logits.
     rows = c.critics * min(c.chunk, sequences) * len(c.gammas) * (c.action_samples + 2)
     chunk = 4 * rows * (2 * sum(c.hidden) + 3 * c.bins)
