@@ -390,7 +390,7 @@ def popgym_tasks() -> dict[str, Callable]:
 
 
 # The paper's experiment with rescaled Procgen rewards (Figures 6 and 7) in miniature: four tasks that a CPU
-# learns within minutes. As there, the easiest is worth 100 times more, and the one that lasts longest a tenth.
+# learns within minutes. As there, the easiest is worth 100 times more, and one of those that last longest a tenth.
 SCALES = {
     "RepeatFirstEasy": 100.0,
     "HigherLowerEasy": 1.0,

@@ -22,10 +22,10 @@ import tyro
 from tqdm import tqdm
 
 import checkpoint
-from envs import make_env
+from envs import held_out_tasks, make_env
 from scores import format_table
 from train import evaluate, load, table_of
-from wiring import env_arguments, evaluation_arguments
+from wiring import evaluation_arguments
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def main(argv: list[str] | None = None) -> list[dict]:
     rows = table_of(rollouts, env, config)
     groups = None
     if options.split == "test":
-        trained = make_env(**env_arguments(config)).tasks
-        held_out = [task for task in tasks if task not in trained]
+        held_out = held_out_tasks(config.env, config.tasks)
+        trained = [task for task in tasks if task not in held_out]
         groups = {"trained, unseen variants": trained, "held-out": held_out} if held_out else None
     print(format_table(rows, groups))
     out = Path(options.out) if options.out else path.parent / "evaluation.csv"

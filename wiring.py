@@ -34,8 +34,7 @@ def env_arguments(config) -> dict:
 
 def evaluation_arguments(config, split: str) -> dict:
     "The same for an evaluation on a split of its tasks: rewards as the tasks give them, unclipped."
-    tasks = config.tasks if split == "train" else None
-    return env_arguments(config) | {"split": split, "tasks": tasks, "clip_rewards": False}
+    return env_arguments(config) | {"split": split, "clip_rewards": False}
 
 
 def in_processes(config) -> bool:
@@ -99,9 +98,8 @@ def check_memory(
     activations = (
         4 * sequences * (c.layers * (12 * c.d_model + 3 * c.d_ff) + 4 * c.encoder_hidden + observation_dim)
     )
-    if (
-        image_shape
-    ):  # of a CNN's, about ten maps of the first block's depth a frame, and the frames themselves
+    # A CNN keeps about ten maps of its first block's depth a frame; the frames themselves lie beside them.
+    if image_shape:
         frames, pixels = min(c.frames_per_pass or sequences, sequences), math.prod(image_shape[:2])
         activations += 4 * frames * pixels * 10 * c.encoder_depths[0] + sequences * 3 * pixels
     # A chunk's critics: K + 2 passes, each keeping its hidden layers and its logits.
