@@ -174,7 +174,19 @@ LAPTOP_ONLY = {
     # DEVIATION (store_executed): of 27 padded actions most are invalid and replaced. The actor learns from the
     # one that was carried out, which teaches much faster.
     "popgym": {"replay_trajectories": 4000, "reward_scale": 100.0, "store_executed": True},
+    # Short horizons and quiet exploration: a value then depends on the action at hand, and few actions are
+    # clipped to the border, where imitating them would widen the policy.
     "metaworld": {
+        "gammas": (0.5, 0.9, 0.97),
+        "bins": 64,
+        "tau": 0.02,
+        "context": 32,
+        "batch_size": 32,
+        "epsilon_start": 0.5,
+        "epsilon_end": 0.1,
+        "epsilon_late_start": 0.5,
+        "epsilon_late_end": 0.1,
+        "epsilon_steps": 10_000,
         "replay_steps": 600_000,
         "num_envs": 16,
         "env_steps_per_update": 64.0,
