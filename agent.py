@@ -46,16 +46,18 @@ class TwoHotValue(nn.Module):
 
     def __init__(self, config, action_dim: int, discrete: bool):
         super().__init__()
-        c = config
+        c, self.discrete = config, discrete
         sizes = (c.d_model, action_dim, c.gammas, c.critics, c.hidden, c.bins)
         self.critics, self.target_critics = ActionCritics(*sizes), ActionCritics(*sizes)
         self.support = BinSupport(c.bins, c.bin_low, c.bin_high, c.symlog)
         self.hlgauss = c.value_label == "hlgauss"
         self.gammas = c.gammas
 
-    def next_values(self, next_SD: Tensor, policy: Distribution, popart: PopArt) -> Tensor:
-        """The target critics' values (C, S, G) of an action drawn from the target policy."""
-        return self.support.decode(self.target_critics(next_SD, policy.sample(1)[0]))
+    def next_values(
+        self, next_SD: Tensor, policy: Distribution, subset_RSG: Tensor, popart: PopArt
+    ) -> Tensor:
+        """The drawn target critics' values (R, S, G) of an action drawn from the target policy."""
+        return self.support.decode(self.target_critics.drawn(next_SD, policy.sample(1)[0], subset_RSG))
 
     def loss(self, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor, popart: PopArt):
         """Loss (C, S, G), values of the stored actions (C, S, G) without gradient, and what to plot."""
@@ -65,11 +67,10 @@ class TwoHotValue(nn.Module):
         else:
             loss_CSG = twohot_loss(logits_CSGN, *self.support.encode(y_SG))
         logits_CSGN = logits_CSGN.detach()
-        # How often each bin is the likeliest: (N,) shares for each discount (paper, Figure 7 centre).
-        bins, likeliest_CSG = logits_CSGN.shape[-1], logits_CSGN.argmax(-1)
+        # How often each bin is the first critic's likeliest: (N,) shares for each discount (paper, Figure 7 centre).
+        bins, likeliest_SG = logits_CSGN.shape[-1], logits_CSGN[0].argmax(-1)
         metrics = {
-            f"bins/{g:g}": torch.bincount(likeliest_CSG[..., i].flatten(), minlength=bins)
-            / likeliest_CSG[..., i].numel()
+            f"bins/{g:g}": torch.bincount(likeliest_SG[:, i], minlength=bins) / len(likeliest_SG)
             for i, g in enumerate(self.gammas)
         }
         return loss_CSG, self.support.decode(logits_CSGN), metrics
@@ -78,11 +79,16 @@ class TwoHotValue(nn.Module):
     def advantage(self, h_SD, stored_S1A, q_CSG, policy: Distribution, samples: int) -> Tensor:
         """Advantage (S, G) of the stored actions, of values `q_CSG`, over `samples` K actions of the policy."""
         q_SG, sampled_KSGA = q_CSG.mean(0), policy.sample(samples)
-        q_sampled_KSG = self.support.decode(self.critics(h_SD, sampled_KSGA)).mean(0)
-        # A sample equal to the stored action has the stored action's value, to the last bit: two
-        # matrix multiplies of different shapes may round differently, and would break a tie at random.
-        same_KSG = (sampled_KSGA == stored_S1A).all(-1)
-        return advantage(q_SG, torch.where(same_KSG, q_SG, q_sampled_KSG))
+        if not self.discrete:
+            return advantage(q_SG, self.support.decode(self.critics(h_SD, sampled_KSGA)).mean(0))
+        # Plain: as for continuous actions. But of K samples most are alike once the policy is sharp: each
+        # action is scored once, and the stored one not again. That also keeps a tie a tie: two matrix
+        # multiplies of different shapes may round differently.
+        needed_SGA = (sampled_KSGA > 0).any(0) & (stored_S1A != 1)
+        s_M, g_M, a_M = needed_SGA.nonzero(as_tuple=True)
+        q_SGA = q_SG.unsqueeze(-1) * stored_S1A
+        q_SGA[s_M, g_M, a_M] = self.support.decode(self.critics.chosen(h_SD, s_M, g_M, a_M)).mean(0)
+        return advantage(q_SG, (sampled_KSGA * q_SGA).sum(-1))
 
     def policy_values(self, h_SD: Tensor, policy: Distribution, samples: int, popart: PopArt) -> Tensor:
         """Normalised values (C, S, G) of the policy's own actions, with a gradient to the policy alone."""
@@ -108,12 +114,14 @@ class ScalarValue(nn.Module):
             make, sizes = ActionCritics, (c.d_model, action_dim, c.gammas, c.critics, c.hidden, 1)
         self.critics, self.target_critics = make(*sizes), make(*sizes)
 
-    def next_values(self, next_SD: Tensor, policy: Distribution, popart: PopArt) -> Tensor:
+    def next_values(
+        self, next_SD: Tensor, policy: Distribution, subset_RSG: Tensor, popart: PopArt
+    ) -> Tensor:
         if self.discrete:
             raw_CSG = (self.target_critics(next_SD) * policy.probs).sum(-1)
         else:
             raw_CSG = self.target_critics(next_SD, policy.sample(1)[0]).squeeze(-1)
-        return popart.denormalised(raw_CSG.float())
+        return take_subset(popart.denormalised(raw_CSG.float()), subset_RSG)
 
     def loss(self, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor, popart: PopArt):
         if self.discrete:
@@ -203,6 +211,7 @@ class Agent(nn.Module):
         super().__init__()
         c = config
         self.discrete, self.action_dim, self.variant = discrete, action_dim, VARIANTS[c.variant]
+        self.critics = c.critics
         self.prob_limits = (c.prob_low, c.prob_high)
         self.encoder = make_encoder(c, observation_dim, image_shape, layout)
         self.transformer = CausalTransformer(c.encoder_dim, c.d_model, c.d_ff, c.layers, c.heads, c.dropout)
@@ -261,9 +270,8 @@ def make_encoder(config, observation_dim: int, image_shape, layout) -> nn.Module
 def next_values(agent: Agent, next_SD: Tensor) -> Tensor:
     """Qbar(h', a' ~ pibar(h')), (S, G), from a pair of critics drawn for each state and discount."""
     policy = agent.policy(agent.target_actor(next_SD))
-    q_CSG = agent.value.next_values(next_SD, policy, agent.popart)
-    subset_RSG = draw_subset(*q_CSG.shape[:1], q_CSG.shape[1:], device=q_CSG.device)
-    return agent.variant.reduce(take_subset(q_CSG, subset_RSG), 0)
+    subset_RSG = draw_subset(agent.critics, (len(next_SD), len(agent.gamma_G)), device=next_SD.device)
+    return agent.variant.reduce(agent.value.next_values(next_SD, policy, subset_RSG, agent.popart), 0)
 
 
 def losses(agent: Agent, config, h_SD, stored_SA, y_SG) -> tuple[Tensor, Tensor, dict]:

@@ -34,6 +34,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+LIMIT = 0.999  # actions reach a critic within +- this much | authors' code
+
 
 def stacked_layers(critics: int, widths: list[int]) -> tuple[nn.ParameterList, nn.ParameterList]:
     "Weights (C, in, out) and biases (C, 1, out) of C independent MLPs of the given widths."
@@ -82,21 +84,48 @@ class ActionCritics(nn.Module):
         """Score actions: state_SD (S, D) and action (..., S, G, A) -> outputs (C, ..., S, G, N).
 
         The discount axis of `action` may be 1, where one action is scored for all discounts. Actions are
-        one-hot vectors or continuous ones in [-1, 1]; both are clamped to +-0.999, as in the authors'
+        one-hot vectors or continuous ones in [-1, 1]; both are clamped to +-LIMIT, as in the authors'
         code, so that stored and sampled actions reach the critic in the same form.
         """
-        action = action.clamp(-0.999, 0.999)
-        weight_s, weight_g, weight_a = self.weight[0].split([self.state_dim, 1, self.action_dim], dim=1)
+        from_state, from_gamma, weight_a = self.first_layer(state_SD)
         # Plain: x = cat([state, discount, action]) @ weight + bias, with every state repeated G (K) times.
-        from_state = (state_SD @ weight_s + self.bias[0]).unsqueeze(-2)  # (C, S, 1, H)
-        from_gamma = self.gamma_feature_G1 @ weight_g  # (C, G, H)
-        lead = action.shape[:-3]
-        extra = (1,) * len(lead)
-        from_action = torch.einsum("...a,cah->c...h", action, weight_a)  # (C, ..., S, G or 1, H)
-        x = from_action + (from_state + from_gamma.unsqueeze(1)).view(
-            self.count, *extra, state_SD.shape[0], -1, weight_s.shape[-1]
-        )
+        from_action = torch.einsum("...a,cah->c...h", action.clamp(-LIMIT, LIMIT), weight_a)
+        x = from_state.unsqueeze(2) + from_gamma.unsqueeze(1)  # (C, S, G, H)
+        x = from_action + x.unflatten(0, (-1, *(1,) * len(action.shape[:-3])))  # (C, ..., S, G, H)
         return after_first_layer(x.flatten(1, -2), self.weight, self.bias).view(*x.shape[:-1], -1)
+
+    def chosen(self, state_SD: Tensor, s_M: Tensor, g_M: Tensor, a_M: Tensor) -> Tensor:
+        """Score M discrete actions, each given by its state's, its discount's and its own number, all (M,).
+
+        Returns outputs (C, M, N), those of `forward` for one-hot actions.
+        """
+        from_state, from_gamma, weight_a = self.first_layer(state_SD)
+        # A one-hot times a matrix is one of its rows. `index_select`: several times faster than x[:, s_M].
+        from_action = (weight_a * LIMIT).to(from_state.dtype).index_select(1, a_M)
+        x = from_state.index_select(1, s_M) + from_gamma.index_select(1, g_M) + from_action
+        return after_first_layer(x, self.weight, self.bias)
+
+    def drawn(self, state_SD: Tensor, action_SGA: Tensor, subset_RSG: Tensor) -> Tensor:
+        """Score actions (S, G, A) by the drawn critics of each alone: outputs (R, S, G, N).
+
+        Plain: take_subset(self(state_SD, action_SGA), subset_RSG), of which half is thrown away (R = 2 of C = 4).
+        """
+        from_state, from_gamma, weight_a = self.first_layer(state_SD)
+        outputs = state_SD.new_empty(*subset_RSG.shape, self.weight[-1].shape[-1])
+        for c in range(self.count):
+            r, s, g = (subset_RSG == c).nonzero(as_tuple=True)
+            action = action_SGA[s, g].clamp(-LIMIT, LIMIT)
+            x = from_state[c].index_select(0, s) + from_gamma[c].index_select(0, g) + action @ weight_a[c]
+            for weight, bias in zip(self.weight[1:], self.bias[1:]):
+                x = torch.addmm(bias[c], F.leaky_relu(x, inplace=True), weight[c])
+            outputs[r, s, g] = x.to(outputs.dtype)
+        return outputs
+
+    def first_layer(self, state_SD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        "The first layer's part of states (C, S, H), of discounts (C, G, H), and its weights of actions (C, A, H)."
+        weight_s, weight_g, weight_a = self.weight[0].split([self.state_dim, 1, self.action_dim], dim=1)
+        from_state = state_SD @ weight_s  # under autocast narrower than the bias, and to stay so
+        return from_state + self.bias[0].to(from_state.dtype), self.gamma_feature_G1 @ weight_g, weight_a
 
 
 class AllActionCritics(nn.Module):

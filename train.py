@@ -285,6 +285,16 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
     return dict(totals)
 
 
+def make_optimizer(agent: Agent, config: Config):
+    """AdamW on what learns, and its schedule: a linear warm-up. Source: Table 1; warm-up: authors' script."""
+    learning = [p for p in agent.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        learning, config.learning_rate, weight_decay=config.weight_decay, fused=True
+    )
+    warm_up = lambda update: min(1.0, (update + 1) / max(1, config.warmup_updates))
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up)
+
+
 # --------------------------------------------------------------------------------------------- evaluate
 
 
@@ -373,14 +383,7 @@ class Run:
         self.previous_action = self.env.layout["previous_action"]
         self.replay = make_replay(config, self.env, self.folder / "frames", self.device)
         self.agent = Agent(config, *sizes(self.env)).to(self.device)
-        self.optimizer = torch.optim.AdamW(
-            [p for p in self.agent.parameters() if p.requires_grad],
-            lr=config.learning_rate,
-            weight_decay=config.weight_decay,
-        )
-        self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda update: min(1.0, (update + 1) / max(1, config.warmup_updates))
-        )
+        self.optimizer, self.schedule = make_optimizer(self.agent, config)
         self.steps = self.updates = self.rollouts = 0
         self.updates_owed, self.best = 0.0, -float("inf")
         self.recent, self.returns = [], defaultdict(list)

@@ -219,6 +219,10 @@ def test_a_policy_that_always_takes_the_stored_action_has_advantage_exactly_zero
         def forward(self, state_SD, action):
             return torch.randn(4, *action.shape[:-2], 2, 16, requires_grad=True)
 
+        def chosen(self, state_SD, s_M, g_M, a_M):
+            assert len(s_M) == 0, "the stored action's value is known"
+            return torch.zeros(4, 0, 16)
+
     agent.value.critics = Noisy()
     _, _, metrics = losses_of(
         agent, config, torch.randn(50, 16), torch.randn(50, 16), stored_SA, torch.randn(50), torch.zeros(50)
@@ -233,8 +237,12 @@ def test_the_target_values_the_target_actors_action():
         for actor, action in ((agent.actor, 0), (agent.target_actor, 2)):
             actor.layers[-1].weight.zero_()
             actor.layers[-1].bias.copy_(1e4 * torch.eye(3)[action].repeat(2))
-    valued = []
-    agent.value.target_critics.register_forward_pre_hook(lambda module, inputs: valued.append(inputs[1]))
+    valued, target_critics = [], agent.value.target_critics
+    drawn = target_critics.drawn
+    target_critics.drawn = lambda state, action, subset: (
+        valued.append(action),
+        drawn(state, action, subset),
+    )[1]
     stored_SA = torch.eye(3)[torch.zeros(5, dtype=torch.long)]
     losses_of(
         agent, config, torch.randn(5, 16), torch.randn(5, 16), stored_SA, torch.randn(5), torch.zeros(5)
