@@ -408,12 +408,16 @@ class Run:
 
     def finished(self) -> bool:
         "Whether to stop; shows the bar on the way."
+        self.log.show(self.steps, self.standing)
+        return bool(self.log.stop_signal) or self.log.progress(self.steps) >= 1
+
+    def standing(self) -> str:
+        "What the bar says."
         families = defaultdict(list)
         for task, values in self.last_returns.items():
             families[task_family(task)].append(np.mean(values))
         means = " ".join(f"{name[:11]} {np.mean(v):.2f}" for name, v in sorted(families.items()))
-        self.log.show(self.steps, f"{self.steps:,} steps, {self.updates:,} updates | {means}")
-        return bool(self.log.stop_signal) or self.log.progress(self.steps) >= 1
+        return f"{self.steps:,} steps, {self.updates:,} updates | {means}"
 
     def ready(self) -> bool:
         "Learning starts once the replay holds a batch of segments."
