@@ -590,8 +590,9 @@ def make_env(
 class InProcess(SyncVectorEnv):
     """`MultiTaskEnv`s stepped one after the other; see `make_vector_env`.
 
-    A POPGym task takes 16 microseconds a step. Gymnasium's own `step` takes 11 more, to gather information and to
-    stack and copy observations, an environment at a time: here that is done for all of them at once, in 1.
+    A POPGym task takes 10 microseconds a step, and what `MultiTaskEnv` does with it 4. Gymnasium's own `step`
+    adds 2.6, to gather information and to stack and copy observations one environment at a time: done for all
+    of them at once, that takes 0.5.
     """
 
     def step(self, actions):
@@ -610,8 +611,7 @@ class InProcess(SyncVectorEnv):
         "Observations of all environments as one, (E, ...), or a dictionary of such."
         if isinstance(obs_E[0], dict):
             return {name: self._together([obs[name] for obs in obs_E]) for name in obs_E[0]}
-        # Plain: np.stack(obs_E), which takes five times as long for 64 vectors.
-        return np.concatenate(obs_E).reshape(len(obs_E), *obs_E[0].shape)
+        return np.array(obs_E)
 
 
 def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, **kwargs):
