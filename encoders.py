@@ -98,10 +98,10 @@ class FeedForwardEncoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., O) -> (..., E)."""
-        x = self.norm(x)
-        for layer in self.layers[:-1]:
+        x, (*hidden, last) = self.norm(x), self.layers  # a slice of a ModuleList would be a new module
+        for layer in hidden:
             x = F.leaky_relu(layer(x))
-        return self.out_norm(self.layers[-1](x))
+        return self.out_norm(last(x))
 
 
 # ------------------------------------------------------------------------------------------- pixels

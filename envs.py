@@ -587,6 +587,33 @@ def make_env(
     )
 
 
+class InProcess(SyncVectorEnv):
+    """`MultiTaskEnv`s stepped one after the other; see `make_vector_env`.
+
+    A POPGym task takes 10 microseconds a step, and what `MultiTaskEnv` does with it 4. Gymnasium's own `step`
+    adds 2.6, to gather information and to stack and copy observations one environment at a time: done for all
+    of them at once, that takes 0.5.
+    """
+
+    def step(self, actions):
+        """One step of every environment; where a rollout ends, the next one has begun."""
+        steps = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
+        obs_E, reward_E, terminated_E, truncated_E, info_E = map(list, zip(*steps))
+        terminated_E, truncated_E, last = np.array(terminated_E), np.array(truncated_E), {}
+        for e in np.flatnonzero(terminated_E | truncated_E):
+            last = self._add_info(last, {"final_obs": obs_E[e], "final_info": info_E[e]}, e)
+            obs_E[e], info_E[e] = self.envs[e].reset()
+        info = {"task": np.array([info["task"] for info in info_E], dtype=object)}
+        info["task_id"] = np.array([info["task_id"] for info in info_E])
+        return self._together(obs_E), np.array(reward_E), terminated_E, truncated_E, info | last
+
+    def _together(self, obs_E: list):
+        "Observations of all environments as one, (E, ...), or a dictionary of such."
+        if isinstance(obs_E[0], dict):
+            return {name: self._together([obs[name] for obs in obs_E]) for name in obs_E[0]}
+        return np.array(obs_E)
+
+
 def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, **kwargs):
     """`num_envs` of `make_env(env, **kwargs)` stepped together, in process or in worker processes.
 
@@ -599,7 +626,7 @@ def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, **kwarg
     makes = [functools.partial(make_env, env, lane=(i, num_envs), **kwargs) for i in range(num_envs)]
     if asynchronous:
         makes = [functools.partial(make_in_worker, os.getpid(), make) for make in makes]
-    vector = AsyncVectorEnv if asynchronous else SyncVectorEnv
+    vector = AsyncVectorEnv if asynchronous else InProcess
     return vector(makes, autoreset_mode=AutoresetMode.SAME_STEP)
 
 

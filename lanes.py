@@ -39,10 +39,10 @@ class Lanes:
         self.cut_E, self.fraction_E = np.full(num_envs, length), np.zeros(num_envs)
         self.length, self.rng = length, rng
 
-    def start(self, e: int, obs: Parts, time: int) -> None:
-        """Begin a segment in lane `e`: its first observation, at timestep `time` of its rollout."""
-        for name, value in obs.items():
-            self.obs_EL[name][e, 0] = value
+    def start(self, e: int, obs_E: Parts, time: int) -> None:
+        """Begin a segment in lane `e`: its first observation, out of (E, ...), at timestep `time` of its rollout."""
+        for name, value_E in obs_E.items():
+            self.obs_EL[name][e, 0] = value_E[e]
         self.time_E[e], self.count_E[e] = time, 0
         if self.rng is not None:
             self.cut_E[e] = self.rng.integers(max(1, 3 * self.length // 4), self.length + 1)
@@ -53,6 +53,11 @@ class Lanes:
         self.count_E += 1
         for name, value_E in obs_E.items():
             self.obs_EL[name][self.index, self.count_E] = value_E
+
+    def end(self, e: int, obs: Parts) -> None:
+        """The newest observation of lane `e` is this one: another was appended, a new rollout's first."""
+        for name, value in obs.items():
+            self.obs_EL[name][e, self.count_E[e]] = value
 
     def newest(self) -> Parts:
         """The newest observation of each lane, (E, ...)."""
@@ -72,11 +77,11 @@ class Lanes:
 if __name__ == "__main__":
     lanes = Lanes(num_envs=2, length=3, spaces={"vector": ((1,), np.float32)}, rng=None)
     for e in range(2):
-        lanes.start(e, parts(np.zeros(1)), time=0)
+        lanes.start(e, parts(np.zeros((2, 1))), time=0)
     for step in range(1, 4):
         lanes.append(parts(np.full((2, 1), float(step))), np.full(2, step / 10))
         if step == 2:
-            lanes.start(1, parts(np.zeros(1)), time=0)  # the second environment begins a new rollout
+            lanes.start(1, parts(np.zeros((2, 1))), time=0)  # the second environment begins a new rollout
         print(f"step {step}: steps held {lanes.count_E.tolist()}, full {lanes.full().tolist()}")
 
     def show(what: str) -> None:
@@ -86,6 +91,6 @@ if __name__ == "__main__":
         print(f"{what}: observations {obs['vector'][:, 0].tolist()}, rewards {rewards}, from time {time}")
 
     show("lane 0")
-    lanes.start(0, {"vector": np.full(1, 3.0)}, time=3)
+    lanes.start(0, parts(np.full((2, 1), 3.0)), time=3)
     lanes.append(parts(np.full((2, 1), 4.0)), np.full(2, 0.4))
     show("cut and gone on")

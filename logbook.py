@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
@@ -84,8 +85,8 @@ class Logbook:
         self.last_done[what] = self.minutes
         return True
 
-    def show(self, steps: int, text: str) -> None:
-        """Move the bar, now and then: share done, minutes left, and `text`."""
+    def show(self, steps: int, text: Callable[[], str]) -> None:
+        """Move the bar, now and then: share done, minutes left, and `text()`, made only when it is shown."""
         now, progress = time.monotonic(), min(1.0, self.progress(steps))
         if self.first_progress is None:
             self.first_progress = progress
@@ -96,7 +97,7 @@ class Logbook:
         done, spent = progress - self.first_progress, (now - self.started) / 60
         left = f"{spent * (1 - progress) / done:.1f}" if done > 0 else "?"
         self.bar.n = progress
-        self.bar.set_description_str(f"{left} min left, {text}")
+        self.bar.set_description_str(f"{left} min left, {text()}")
 
     def say(self, text: str) -> None:
         """A line of text above the bar."""
@@ -159,7 +160,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         log = Logbook(folder, {"seed": 0}, describe_versions(".", ["torch"]), total_steps=300)
         for step in (100, 200, 300):
-            log.show(step, f"{step} steps")
+            log.show(step, lambda step=step: f"{step} steps")
             log.write(step, step // 10, {"loss": 1 / step})
         log.close()
         print((Path(folder) / "metrics.jsonl").read_text(), end="")

@@ -165,14 +165,12 @@ def collect(run: "Run") -> None:
     action_E = explore(run.policy(lanes.newest()), run.epsilon(), run.agent, run.rng)
     obs, reward_E, terminated_E, truncated_E, info = run.envs.step(action_E)
     obs_E, done_E = parts(obs), terminated_E | truncated_E
-    # Where a rollout has just ended, `obs_E` is already the first observation of the next one; the last
-    # of the old one, from which a truncated rollout bootstraps, comes in `info`. No step is spent on it.
-    last_E = {name: value_E.copy() for name, value_E in obs_E.items()}
-    for e in np.flatnonzero(done_E):
-        for name, value in parts(info["final_obs"][e]).items():
-            last_E[name][e] = value
-    lanes.append(last_E, reward_E)
+    lanes.append(obs_E, reward_E)
     for e in np.flatnonzero(done_E | lanes.full()):
+        # Where a rollout has just ended, `obs_E` is already the first observation of the next one; the last
+        # of the old one, from which a truncated rollout bootstraps, comes in `info`. No step is spent on it.
+        if done_E[e]:
+            lanes.end(e, parts(info["final_obs"][e]))
         # The stored action is the one that the next observation shows as its previous action: after
         # exploration noise and, with --store_executed, the valid one that was carried out.
         obs_T, reward_T, start = lanes.segment(e)
@@ -183,13 +181,11 @@ def collect(run: "Run") -> None:
         run.replay.add(
             obs_T["vector"], action_T, reward_T, bool(terminated_E[e]), start, task, image=obs_T.get("image")
         )
-        following = {name: value_E[e] for name, value_E in obs_E.items()}
+        # A cut in a long rollout is no end: the clock runs on.
+        lanes.start(e, obs_E, time=0 if done_E[e] else start + len(reward_T))
         if done_E[e]:
             run.count_rollout(last_info, e)
-            lanes.start(e, following, time=0)
             lanes.fraction_E[e] = run.rng.random()
-        else:  # a cut in a long rollout: no end, and the clock runs on
-            lanes.start(e, following, time=start + len(reward_T))
     if done_E.any():
         run.policy.reset(done_E)
     run.steps += config.num_envs
@@ -405,18 +401,22 @@ class Run:
         seed = int(np.random.SeedSequence([config.seed, self.steps]).generate_state(1)[0] % 10**9)
         obs_E = parts(self.envs.reset(seed=seed)[0])
         for e in range(config.num_envs):
-            self.lanes.start(e, {name: value_E[e] for name, value_E in obs_E.items()}, time=0)
+            self.lanes.start(e, obs_E, time=0)
             self.lanes.fraction_E[e] = self.rng.random()
         self.logged = (time.monotonic(), self.steps, self.updates)
 
     def finished(self) -> bool:
         "Whether to stop; shows the bar on the way."
+        self.log.show(self.steps, self.standing)
+        return bool(self.log.stop_signal) or self.log.progress(self.steps) >= 1
+
+    def standing(self) -> str:
+        "What the bar says."
         families = defaultdict(list)
         for task, values in self.last_returns.items():
             families[task_family(task)].append(np.mean(values))
         means = " ".join(f"{name[:11]} {np.mean(v):.2f}" for name, v in sorted(families.items()))
-        self.log.show(self.steps, f"{self.steps:,} steps, {self.updates:,} updates | {means}")
-        return bool(self.log.stop_signal) or self.log.progress(self.steps) >= 1
+        return f"{self.steps:,} steps, {self.updates:,} updates | {means}"
 
     def ready(self) -> bool:
         "Learning starts once the replay holds a batch of segments."

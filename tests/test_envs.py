@@ -1,6 +1,8 @@
 """envs.py: attempts and rollouts, what is shown and what is returned, seeds, padding, and clear errors."""
 
 import builtins
+import copy
+import functools
 import os
 import shutil
 import signal
@@ -19,6 +21,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from envs import (
     SCALES,
     Actions,
+    InProcess,
     MultiTaskEnv,
     attempt_limit,
     feature_count,
@@ -289,10 +292,8 @@ def test_parts_that_all_tasks_name_are_named_in_the_layout():
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_images_pass_through_vector_environments(asynchronous):
     "Both reset on the same step, and hand over the last observation of a rollout apart."
-    if asynchronous:
-        envs = AsyncVectorEnv([screens] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
-    else:
-        envs = SyncVectorEnv([screens] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    vector = AsyncVectorEnv if asynchronous else InProcess
+    envs = vector([screens] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
     try:
         obs, _ = envs.reset(seed=0)
         assert obs["image"].shape == (2, 16, 16, 3) and obs["image"].dtype == np.uint8
@@ -467,6 +468,41 @@ def test_vector_environments_reset_on_the_same_step(asynchronous):
             assert np.array_equal(obs[i], expected) and info["task_id"][i] == new["task_id"]
     assert ends > 5
     envs.close()
+
+
+PENDULUM = functools.partial(make_env, "gym:Pendulum-v1", max_steps=20)
+
+
+@pytest.mark.parametrize("make", [screens, two_sizes, PENDULUM])
+def test_in_process_hands_over_what_gymnasium_does(make):
+    "For images, vectors and continuous actions; what it handed over before stays as it was."
+    ours, theirs = (
+        vector([make] * 3, autoreset_mode=AutoresetMode.SAME_STEP) for vector in (InProcess, SyncVectorEnv)
+    )
+    ours.action_space.seed(0)
+    kept, ends = [], 0
+    ours.reset(seed=0), theirs.reset(seed=0)
+    for t in range(60):
+        # The third environment's rollouts are cut short now and then, so that they do not all end together.
+        if t % 7 == 3:
+            ours.envs[2].reset(seed=t), theirs.envs[2].reset(seed=t)
+        action = ours.action_space.sample()
+        mine, expected = ours.step(action), theirs.step(action)
+        del expected[4]["_task"], expected[4]["_task_id"]  # that every environment has one
+        assert equal(mine, expected)
+        kept.append((mine, copy.deepcopy(mine)))
+        ends += (mine[2] | mine[3]).sum()
+    assert ends >= 3 and all(equal(before, after) for before, after in kept)
+    ours.close(), theirs.close()
+
+
+def equal(a, b) -> bool:
+    "Whether what an environment handed over is the same, type and all."
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, tuple) or (isinstance(a, np.ndarray) and a.dtype == object):
+        return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b))
+    return np.array_equal(a, b) and getattr(a, "dtype", None) == getattr(b, "dtype", None)
 
 
 class Worker(Countdown):

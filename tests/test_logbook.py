@@ -33,6 +33,17 @@ def test_progress_is_the_further_of_steps_and_clock(tmp_path):
     assert log.progress(90) == 0.9
 
 
+def test_what_the_bar_says_is_made_only_when_it_is_shown(tmp_path):
+    "It takes means over all tasks, and is asked for at every step."
+    log, made = Logbook(tmp_path, {}, {}, total_steps=100), []
+    for step in range(1, 60):
+        log.show(step, lambda step=step: made.append(step))
+    assert made == [1]
+    log.show(100, lambda: made.append(100))
+    assert made == [1, 100]  # the last one always
+    log.close()
+
+
 def test_due_once_every_so_many_minutes(tmp_path):
     log = Logbook(tmp_path, {}, {}, total_steps=100)
     log.close()

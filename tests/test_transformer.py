@@ -118,6 +118,40 @@ def test_spectral_norm_is_gamma_from_the_start_and_whatever_the_weights(inputs, 
     close(torch.linalg.matrix_norm(effective, 2), torch.tensor(2.5), rtol=1e-3)
 
 
+@pytest.mark.parametrize("change", ["update", "load", "gamma", "power iteration"])
+def test_acting_scales_a_weight_once_and_never_uses_a_stale_one(monkeypatch, change):
+    torch.manual_seed(0)
+    layer, x = SigmaReparamLinear(6, 4), torch.randn(3, 6)
+    calls, scaled = [], SigmaReparamLinear.scaled
+    monkeypatch.setattr(SigmaReparamLinear, "scaled", lambda self: (calls.append(1), scaled(self))[1])
+
+    @torch.inference_mode()
+    def act():
+        return layer.eval()(x)
+
+    def move():
+        if change == "update":
+            layer.weight.grad = torch.randn(4, 6)
+            torch.optim.AdamW([layer.weight], lr=0.1).step()
+        elif change == "load":
+            layer.load_state_dict(SigmaReparamLinear(6, 4).state_dict())
+        elif change == "gamma":
+            torch.nn.init.constant_(layer.gamma, 2.0)
+        else:
+            with torch.no_grad():
+                layer.weight.mul_(torch.rand(4, 1))  # seen by the forward, which moves u and v
+                act()
+                layer.train()(x)
+
+    before = [act() for _ in range(5)]
+    assert len(calls) == 1 and all(torch.equal(y, before[0]) for y in before)
+    move()
+    after = act()
+    assert not torch.equal(after, before[0])
+    assert torch.equal(after, F.linear(x, scaled(layer), layer.bias).detach())
+    assert layer(x).requires_grad  # evaluation mode with gradient still gives one
+
+
 def test_sigma_is_exact_under_autocast(monkeypatch):
     "In training mode: the power iteration is a matrix product, which autocast would round to bfloat16."
     data, weights, linear = golden("sigma_reparam"), [], F.linear

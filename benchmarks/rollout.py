@@ -1,0 +1,215 @@
+r"""Env steps per second of the rollout, where its time goes, and a plain loop beside it, interleaved.
+
+    python benchmarks/rollout.py                                     # all cases: a few minutes
+    python benchmarks/rollout.py --cases popgym-8,popgym-64 --seconds 5
+
+What     `train.collect` of a run that never updates, with an untrained policy: the replay fills, nothing is learned.
+         Each case is a benchmark's environments at its laptop scale; POPGym with 8, 64 and 256 of them
+Plain    an environment at a time: each has a memory of its own, and the policy is called once for each of them
+Rows     env steps per second, median of the repeats, and over the plain loop's; then the shares of that time:
+         policy (from observations to actions), environments (simulators and what makes one space of them),
+         bookkeeping (all the rest). Both loops take turns, so that another program's load falls on both
+"""
+
+import argparse
+import contextlib
+import io
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from tqdm import tqdm
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import train
+from agent import Policy
+
+# case -> benchmark, environments (None: as its scale has it), whether the plain loop runs beside it.
+CASES = {
+    "popgym-8": ("popgym", 8, True),
+    "popgym-64": ("popgym", 64, True),
+    "popgym-256": ("popgym", 256, False),
+    "metaworld": ("metaworld", None, False),
+    "babyai": ("babyai", None, False),
+    "procgen-easy": ("procgen-easy", None, False),
+    "procgen-memory-hard": ("procgen-memory-hard", None, False),
+    "atari": ("atari", None, False),
+}
+
+
+@contextlib.contextmanager
+def fresh_run(case: str, *flags: str):
+    """A run of the real program at its first step, silent, in a folder that goes with it."""
+    env, num_envs, _ = CASES[case]
+    flags += ("--num_envs", str(num_envs)) if num_envs else ()
+    root, silence = train.ROOT, io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        train.ROOT = Path(folder)
+        try:
+            with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+                run = train.Run(train.parse(["--env", env, "--name", case, "--minutes", "None", *flags]))
+        finally:
+            train.ROOT = root
+        try:
+            yield run
+        finally:
+            run.close()
+
+
+class PlainLoop:
+    """The rollout of POPGym's tasks written plainly, on the environments of a `run` at its first step.
+
+    With a greedy policy and no exploration it puts into the replay exactly what `train.collect` does.
+    """
+
+    def __init__(self, run):
+        self.run, self.envs, count = run, run.envs.envs, run.config.num_envs
+        seeds = range(run.config.seed, run.config.seed + count)
+        self.policies = [Policy(run.agent, run.config, 1, seed, run.policy.greedy) for seed in seeds]
+        self.rollouts = [([obs], []) for obs in run.lanes.newest()["vector"]]  # observations, rewards
+
+    def step(self) -> None:
+        """One step of each environment."""
+        run, epsilon_E = self.run, self.run.epsilon()
+        for e, (env, policy) in enumerate(zip(self.envs, self.policies)):
+            obs_T, reward_T = self.rollouts[e]
+            action_E = np.array([policy(obs_T[-1])])
+            action = train.explore(action_E, epsilon_E[e : e + 1], run.agent, run.rng)[0]
+            obs, reward, terminated, truncated, info = env.step(action)
+            obs_T.append(obs)
+            reward_T.append(reward)
+            if terminated or truncated:
+                obs_TO = np.stack(obs_T)
+                action_T = obs_TO[1:, run.previous_action].argmax(-1)
+                run.replay.add(obs_TO, action_T, np.array(reward_T), terminated, 0, info["task_id"])
+                self.rollouts[e] = ([env.reset()[0]], [])
+                policy.reset()
+        run.steps += run.config.num_envs
+
+
+def step_of(run) -> None:
+    "What `train.main` does between two updates."
+    if run.finished():
+        raise KeyboardInterrupt  # the run has caught the signal
+    train.collect(run)
+
+
+def timed(function, spent: dict, name: str):
+    "The function, adding the seconds that it takes to `spent[name]`."
+
+    def call(*arguments):
+        start = time.perf_counter()
+        result = function(*arguments)
+        spent[name] += time.perf_counter() - start
+        return result
+
+    return call
+
+
+class TimedPolicy:
+    """A policy that adds its seconds to `spent["policy"]`."""
+
+    def __init__(self, policy: Policy, spent: dict):
+        self.call, self.reset = timed(policy, spent, "policy"), timed(policy.reset, spent, "policy")
+
+    def __call__(self, obs):
+        return self.call(obs)
+
+
+def rate(step, env_steps: int, seconds: float) -> float:
+    "Env steps per second of `step()`, which takes `env_steps` of them, over about that many seconds."
+    start, count, spent = time.perf_counter(), 0, 0.0
+    while spent < seconds:
+        step()
+        count, spent = count + 1, time.perf_counter() - start
+    return count * env_steps / spent
+
+
+def rows(
+    cases: list[str] | None = None,
+    seconds: float = 2.0,
+    repeats: int = 5,
+    warmup: int | None = None,
+    scale: str = "laptop",
+    device: str = "cpu",
+) -> list[dict]:
+    """The table: for each case its rate and three shares. `seconds` of each loop in each of `repeats`.
+
+    `warmup` steps come first (default: the context, so that all memories are full). ValueError for an unknown case.
+    """
+    cases = list(CASES) if cases is None else cases
+    for case in cases:
+        if case not in CASES:
+            raise ValueError(f"unknown case '{case}': choose from {', '.join(CASES)}")
+    table, flags = [], ("--scale", scale, "--device", device)
+    with tqdm(total=len(cases) * repeats, desc="rollout", disable=None) as bar:
+        for case in cases:
+            bar.set_postfix_str(case)
+            with contextlib.ExitStack() as stack:
+                run = stack.enter_context(fresh_run(case, *flags))
+                plain = PlainLoop(stack.enter_context(fresh_run(case, *flags))) if CASES[case][2] else None
+                for _ in range(run.config.context if warmup is None else warmup):
+                    step_of(run)
+                    if plain:
+                        plain.step()
+                spent, rates, plain_rates, num_envs = defaultdict(float), [], [], run.config.num_envs
+                run.policy = TimedPolicy(run.policy, spent)
+                run.envs.step = timed(run.envs.step, spent, "environments")
+                step = timed(lambda run=run: step_of(run), spent, "all")
+                for _ in range(repeats):
+                    rates.append(rate(step, num_envs, seconds))
+                    if plain:
+                        plain_rates.append(rate(plain.step, num_envs, seconds))
+                    bar.update()
+            table.append(row(case, "env steps", median(rates), "1/s", median(plain_rates) if plain else None))
+            spent["bookkeeping"] = spent["all"] - spent["policy"] - spent["environments"]
+            for part in ("policy", "environments", "bookkeeping"):
+                table.append(row(case, part, spent[part] / spent["all"], "of the time"))
+    return table
+
+
+def row(case: str, what: str, value: float, unit: str, plain: float | None = None) -> dict:
+    "A line of the table."
+    ratio = None if plain is None else value / plain
+    return {
+        "benchmark": "rollout",
+        "case": case,
+        "what": what,
+        "value": value,
+        "unit": unit,
+        "plain": plain,
+        "ratio": ratio,
+    }
+
+
+def main(argv: list[str] | None = None) -> list[dict]:
+    """Print the table of the cases that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", default=",".join(CASES), help="comma-separated: " + ", ".join(CASES))
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each loop in each repeat")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warmup", type=int, help="steps before anything is measured; default: the context")
+    parser.add_argument("--scale", default="laptop", choices=("paper", "laptop", "smoke"))
+    parser.add_argument("--device", default="cpu")
+    options = vars(parser.parse_args(argv))
+    table = rows(options.pop("cases").split(","), **options)
+    for line in table:
+        ratio = "" if line["ratio"] is None else f"{line['ratio']:>8.2f}x of plain {line['plain']:,.0f}"
+        value = f"{line['value']:,.0f}" if line["unit"] == "1/s" else f"{line['value']:.3f}"
+        print(f"{line['case']:<22}{line['what']:<14}{value:>10} {line['unit']:<12}{ratio}")
+    return table
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
