@@ -253,7 +253,7 @@ def make_encoder(config, observation_dim: int, image_shape, layout) -> nn.Module
         raise ValueError(f"--encoder {c.encoder} does not fit --env {c.env}: say {' or '.join(fitting)}")
     if pixels:
         sizes = (observation_dim, image_shape, c.encoder_dim, c.encoder, c.encoder_depths, c.encoder_hidden)
-        return PixelEncoder(*sizes, frames_per_pass=c.frames_per_pass)
+        return PixelEncoder(*sizes, frames_per_pass=c.steps_per_pass)
     if language:
         return GridLanguageEncoder(
             observation_dim,

@@ -41,9 +41,10 @@ class ActorHead(nn.Module):
 
     def forward(self, state: Tensor) -> Tensor:
         """States (..., D) -> features (..., G, F)."""
-        for layer in self.layers[:-1]:
+        *hidden, last = self.layers
+        for layer in hidden:
             state = F.leaky_relu(layer(state))
-        return self.layers[-1](state).unflatten(-1, (self.discounts, -1))
+        return last(state).unflatten(-1, (self.discounts, -1))
 
 
 class Categorical:

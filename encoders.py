@@ -210,7 +210,7 @@ class PixelEncoder(nn.Module):
                 f"{tuple(image.shape)}: give pixels 0..255, channels last"
             )
         image_NHWC = image.reshape(-1, *self.image_shape)
-        if self.frames_per_pass is None or not torch.is_grad_enabled():
+        if len(image_NHWC) <= (self.frames_per_pass or len(image_NHWC)) or not torch.is_grad_enabled():
             features = self.features(image_NHWC)
         else:
             # Plain: features = self.features(image_NHWC). Same values and gradients.

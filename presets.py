@@ -60,7 +60,7 @@ BEYOND = {
     "prob_low": 0.001,  # probabilities of discrete actions are clipped from below | authors' code
     "prob_high": 0.99,  # and from above | authors' code
     "augment": False,  # random shifts of pixels while training | appendix A, Procgen and Atari
-    "frames_per_pass": 1024,  # frames whose CNN activations exist at a time | our choice
+    "steps_per_pass": 2048,  # env steps whose activations exist at a time | our choice
     "chunk": 256,  # states per chunk of critic work; changes memory and speed, not results | our choice
     # ---- collecting
     "attempts": 1,  # plays of a task in a rollout
@@ -85,7 +85,11 @@ BEYOND = {
 }
 
 # What they say of one benchmark alone.
-CNN = {"encoder_hidden": 256, "encoder_dim": 256}  # widths behind a CNN: our choice, the table prints none
+CNN = {
+    "encoder_hidden": 256,
+    "encoder_dim": 256,
+    "steps_per_pass": 1024,
+}  # widths behind a CNN: our choice, the table prints none
 ONLY = {
     # Multipliers of rewards, warm-ups and exploration: authors' scripts. Segments of 4 contexts: our choice.
     "metaworld": {
@@ -157,13 +161,13 @@ LAPTOP = {
     # Operations this small gain little from a second thread, and lose all of it, and more, as soon as
     # another program wants that core.
     "threads": 1,
-    "chunk": 512,
+    "chunk": 1024,
 }
 # Frames cost most of an update: small CNN, short windows, few of them. What it shows is that it runs.
 LAPTOP_PIXELS = {
     "batch_size": 8,
     "encoder_depths": (8, 16, 16),
-    "frames_per_pass": 64,
+    "steps_per_pass": 128,
     "context": 32,
     "replay_steps": 200_000,
     "segment_length": 128,

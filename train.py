@@ -5,127 +5,35 @@ r"""Train one policy on many tasks at once, without task labels (AMAGO-2, arXiv 
     python train.py --env gym:CartPole-v1,Acrobot-v1               # any Gymnasium ids with vector observations
     python train.py --name my_run --resume                         # go on where a run stopped
 
-The file reads in the order in which things happen: the configuration, the agent, then `main`, collect,
-update, evaluate, save. Everything that a run did can be found again under runs/<name>/.
+The file reads in the order in which things happen: `main`, collect, update, evaluate, save. What can be set
+is in config.py, the networks and the four losses are in agent.py. Everything that a run did can be found again under runs/<name>/.
 """
 
-import argparse
 import dataclasses
-import difflib
 import functools
-import json
 import sys
 import time
 from collections import defaultdict, deque
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-import tyro
 from torch import Tensor, nn
 
 import checkpoint
 from agent import Agent, Policy, losses, next_values
+from config import Config, parse
 from critics import move_target, n_step_target
 from encoders import random_shift
-from envs import all_tasks, make_env, make_vector_env, task_family
+from envs import make_env, make_vector_env, task_family
 from frames import FramesFull
 from lanes import Lanes, parts
 from logbook import Logbook, describe_versions
-from presets import preset
 from scores import add_attempts, format_table, load_bounds, mean_scores, score_rows
 from wiring import env_arguments, evaluation_arguments, in_processes, make_replay, observation_parts, sizes
 
 ROOT = Path(__file__).resolve().parent
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """Train AMAGO-2. An explicit flag beats the scale, which beats the preset (presets.py)."""
-
-    # ---- what to train on
-    env: str = "popgym"  # benchmark, or gym:ID[,ID...] for any Gymnasium ids
-    tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default all
-    attempts: int = 2  # plays of a task in a rollout, all but the last free exploration | section 4
-    max_steps: int | None = None  # cap on a rollout, env steps, below the benchmark's own
-    clip_rewards: bool = False  # to [-1, 1] while training | section 4: unclipped
-    store_executed: bool = False  # store the valid action carried out, not the one chosen | DEVIATION
-    # actor and critic loss, each independent of the scale of returns or dependent on it | Eq. 1 to 4
-    variant: Literal["ind_ind", "ind_dep", "dep_ind", "dep_dep"] = "ind_ind"
-    # ---- the run
-    name: str | None = None  # folder under runs/; default: environment, variant and time
-    scale: Literal["auto", "paper", "laptop", "smoke"] = "auto"  # auto: paper on a GPU, laptop on a CPU
-    resume: bool = False  # continue runs/<name> from its checkpoint
-    init: str | None = None  # start from the weights of this checkpoint (fine-tuning)
-    seed: int = 0  # of everything: weights, environments, replay, exploration
-    device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
-    threads: int | None = None  # CPU threads of one operation; default: as many as there are cores
-    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU, float32 on a CPU
-    steps: int = 100_000_000  # stop after this many env steps, over all environments | paper, section 4
-    minutes: float | None = None  # or after this many minutes by the clock
-    # ---- collecting
-    num_envs: int = 24  # environments stepped together | our choice
-    # step environments in worker processes, one each; auto: where a simulator is slow and there are cores
-    workers: Literal["auto", "processes", "none"] = "auto"
-    env_steps_per_update: float = 12.0  # env steps collected for each gradient step | authors' script
-    epsilon_start: float = 1.0  # share of random actions at the start | authors' script
-    epsilon_end: float = 0.05  # and at the end of the schedule | authors' script
-    epsilon_late_start: float | None = None  # the same two at a rollout's end; None: it stays as it is
-    epsilon_late_end: float | None = None  # | authors' script (Meta-World)
-    epsilon_steps: int = 1_000_000  # length of the schedule, in steps of each environment | authors' script
-    segment_length: int = 2000  # longer rollouts are stored in segments of 3/4 to all of this | our choice
-    replay_trajectories: int | None = 15_000  # replay capacity in trajectories | Table 1 (POPGym)
-    replay_steps: int | None = None  # or in env steps; exactly one of the two
-    replay_ram: float = (
-        8.0  # GB of compressed frames in memory; more spill to runs/<name>/frames | our choice
-    )
-    # ---- learning
-    batch_size: int = 24  # sequences in a batch | Table 1
-    context: int = 600  # env steps the policy can look back | Table 2 (POPGym)
-    learning_rate: float = 1e-4  # AdamW | Table 1 (POPGym)
-    warmup_updates: int = 2000  # linear warm-up of the learning rate | authors' script
-    weight_decay: float = 1e-4  # AdamW | Table 1, "L2 Penalty"
-    grad_clip: float = 1.0  # norm of the whole gradient | Table 1
-    gammas: tuple[float, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999)  # the last one acts | Table 1
-    tau: float = 0.003  # target networks move this share of the way each update | Table 1
-    n_step: int = 1  # rewards summed before a target bootstraps | section 3: one
-    critic_weight: float = 10.0  # lambda: weight of the critic's loss beside the actor's | authors' code
-    reward_scale: float = 200.0  # rewards are multiplied by this before learning | authors' script
-    action_samples: int = 3  # K: samples behind the value of a state, Eq. 4 | authors' code
-    chunk: int = 256  # states per chunk of critic work; changes memory and speed, not results | our choice
-    augment: bool = False  # random shifts of pixels while training | appendix A
-    # ---- the networks
-    # timestep encoder: ff for vectors, impala or nature for pixels, grid_language for BabyAI | Table 2
-    encoder: Literal["ff", "impala", "nature", "grid_language"] = "ff"
-    frames_per_pass: int | None = 1024  # frames whose CNN activations exist at a time; changes memory only
-    encoder_depths: tuple[int, ...] = (16, 32, 32)  # channels of a CNN's blocks | Table 2
-    encoder_hidden: int = 512  # timestep encoder, hidden width | Table 2
-    encoder_dim: int = 200  # timestep encoder, output width | Table 2
-    d_model: int = 256  # Transformer width D | Table 2
-    d_ff: int = 1024  # Transformer feed-forward width | Table 2
-    layers: int = 3  # Transformer blocks | Table 2
-    heads: int = 8  # attention heads H | Table 2
-    dropout: float = 0.05  # on embeddings and feed-forward | authors' script
-    hidden: tuple[int, ...] = (256, 256)  # actor and critic MLPs | Table 2
-    critics: int = 4  # critic ensemble C | Table 1
-    bins: int = 64  # critic output bins N | Table 2 (POPGym)
-    bin_low: float = -1e5  # limits of the bins, in scaled returns | appendix A
-    bin_high: float = 1e5  # upper limit | appendix A
-    symlog: bool = True  # bins spaced evenly in symlog space (--no-symlog: in returns) | appendix A
-    value_label: Literal["twohot", "hlgauss"] = "twohot"  # two-hot critic's labels | Eq. 5, 6; appendix A
-    popart_beta: float = 5e-4  # step size of PopArt's statistics | authors' code
-    prob_low: float = (
-        1e-6  # discrete policies: probabilities are clipped from below | our choice (27 actions)
-    )
-    prob_high: float = 1.0  # and from above
-    # ---- reporting
-    log_every: int = 50  # updates between rows of metrics.jsonl
-    eval_every: float = 5.0  # minutes between evaluations
-    eval_episodes: int = 5  # rollouts of each task in an evaluation
-    final_episodes: int = 20  # rollouts of each task in the last evaluation
-    checkpoint_every: float = 5.0  # minutes between checkpoints
 
 
 # ------------------------------------------------------------------------------------------------- main
@@ -136,7 +44,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
 
     Returns the last evaluation's table (rows of scores.py). After Ctrl-C or SIGTERM it saves and exits.
     """
-    config = parse(argv)
+    config = parse(argv, ROOT)
     run = Run(config)
     try:
         while not run.finished():
@@ -211,62 +119,17 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
     Most of what is returned are scalars; `bins/<discount>` are (N,), `share/<what>` (num_tasks,).
     """
     agent.train()
-    device = batch.obs_BTO.device
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
     # Input statistics change here and nowhere else, from the observations of real steps.
     mask_BT1 = F.pad(batch.mask_BT, (1, 0), value=True)
     agent.encoder.update_statistics(batch.obs_BTO, mask_BT1)
-    image_BT = random_shift(batch.image_BT) if config.augment else batch.image_BT
-    with autocast:
-        h_BTD = agent.states(batch.obs_BTO, batch.time_BT, image_BT).float()
-
-    # From here on, states are flat: S valid (b, t) pairs in order of time, the padding left behind.
-    h_SD = h_BTD.detach()[:, :-1][batch.mask_BT]
-    next_SD = h_BTD.detach()[:, 1:][batch.mask_BT]
-    stored_SA = agent.action_vectors(batch.action_BT[batch.mask_BT])
-    follows_S = F.pad(batch.mask_BT[:, 1:], (0, 1))[batch.mask_BT]  # is the next row the next step?
-    chunks = [slice(i, i + config.chunk) for i in range(0, len(h_SD), config.chunk)]
-
-    # Targets first, for all states: PopArt learns from the whole batch before any loss is computed.
-    with autocast:
-        q_next_SG = torch.cat([next_values(agent, next_SD[part]).float() for part in chunks])
-    reward_S = batch.reward_BT[batch.mask_BT] * config.reward_scale
-    terminated_S = batch.done_BT[batch.mask_BT]
-    y_SG = n_step_target(reward_S, terminated_S, q_next_SG, agent.gamma_G, follows_S, config.n_step)
-    agent.popart.update(y_SG, torch.isfinite(y_SG))  # what is not would stay in the statistics for good
-
-    # L = L_Actor + lambda L_Critic, a mean over states where the paper prints their sum.
-    # Plain: loss = actor_loss(h).mean() + lambda * critic_loss(h).mean(); loss.backward(). The same gradients,
-    # but only `chunk` states' worth of actor and critic activations exist at a time: on a CPU that is the
-    # difference between cache and memory.
     optimizer.zero_grad()
-    grad_SD, totals, loss_sizes = torch.empty_like(h_SD), defaultdict(float), []
-    for part in chunks:
-        h_part_SD = h_SD[part].requires_grad_()
-        with autocast:
-            actor_loss_SG, critic_loss_CSG, metrics = losses(
-                agent, config, h_part_SD, stored_SA[part], y_SG[part]
-            )
-        share = len(h_part_SD) / len(h_SD)
-        actor_loss, critic_loss = actor_loss_SG.mean() * share, critic_loss_CSG.mean() * share
-        (actor_loss + config.critic_weight * critic_loss).backward()
-        grad_SD[part] = h_part_SD.grad
-        metrics |= {"loss/actor": actor_loss.detach() / share, "loss/critic": critic_loss.detach() / share}
-        loss_sizes.append((actor_loss_SG.detach().abs().mean(1), critic_loss_CSG.detach().mean((0, 2))))
-        for name, value in metrics.items():
-            totals[name] += value * share
-
-    # Which tasks the losses and the gradient come from. For the log alone: learning never sees a task's id.
-    task_S = batch.task_B.unsqueeze(1).expand_as(batch.mask_BT)[batch.mask_BT]
-    actor_S, critic_S = (torch.cat(sizes) for sizes in zip(*loss_sizes))
-    by_task = {"states": torch.ones_like(actor_S), "actor": actor_S, "critic": critic_S}
-    for name, size_S in (by_task | {"gradient": grad_SD.norm(dim=-1)}).items():
-        totals[f"share/{name}"] = torch.bincount(task_S, size_S, num_tasks) / size_S.sum().clamp(min=1e-30)
-
-    # One pass through Transformer and encoder, with what all chunks together ask of the states.
-    grad_BTD = torch.zeros_like(h_BTD)
-    grad_BTD[:, :-1][batch.mask_BT] = grad_SD
-    h_BTD.backward(grad_BTD)
+    totals, all_states = defaultdict(float), batch.mask_BT.sum().item()
+    tasks = max(num_tasks, int(batch.task_B.max()) + 1)
+    by_task = torch.zeros(len(SHARES), tasks, device=batch.obs_BTO.device)
+    for part in passes(batch, config):
+        for name, value in add_gradients(agent, part, config, all_states, by_task).items():
+            totals[name] += value
+    totals |= {f"share/{name}": size / size.sum().clamp(min=1e-30) for name, size in zip(SHARES, by_task)}
     parameters = [p for p in agent.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm([p.grad for p in parameters])
     totals |= {"popart/mu": agent.popart.mu[-1].clone(), "popart/sigma": agent.popart.sigma[-1]}
@@ -279,6 +142,80 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
         move_target(agent.target_actor, agent.actor, config.tau)
         move_target(agent.value.target_critics, agent.value.critics, config.tau)
     return dict(totals)
+
+
+def passes(batch, config: Config) -> list:
+    """The batch in parts of whole windows, about `steps_per_pass` steps each, whose gradients add up to its own.
+
+    In one part where a loss is scaled by PopArt, which has to see all targets before that loss is computed.
+    """
+    windows, observations = batch.time_BT.shape
+    size = max(1, config.steps_per_pass // observations)
+    if size >= windows or config.variant != "ind_ind":
+        return [batch]
+    parts = zip(*(field.split(size) for field in batch if field is not None))
+    return [type(batch)(*part) for part in parts]
+
+
+SHARES = ("states", "actor", "critic", "gradient")  # what is logged of each task
+
+
+def add_gradients(agent: Agent, batch, config: Config, all_states: int, by_task: Tensor) -> dict[str, Tensor]:
+    """Add to the parameters' gradients what these windows, of a batch of `all_states` steps, ask of them.
+
+    Returns their part of what to plot; adds to `by_task` (len(SHARES), tasks) in place.
+    """
+    autocast = torch.autocast(batch.obs_BTO.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    image_BT = random_shift(batch.image_BT) if config.augment else batch.image_BT
+    with autocast:
+        h_BTD = agent.states(batch.obs_BTO, batch.time_BT, image_BT).float()
+
+    # From here on, states are flat: S valid (b, t) pairs in order of time, the padding left behind.
+    h_SD = h_BTD.detach()[:, :-1][batch.mask_BT]
+    next_SD = h_BTD.detach()[:, 1:][batch.mask_BT]
+    stored_SA = agent.action_vectors(batch.action_BT[batch.mask_BT])
+    follows_S = F.pad(batch.mask_BT[:, 1:], (0, 1))[batch.mask_BT]  # is the next row the next step?
+    chunks = [slice(i, i + config.chunk) for i in range(0, len(h_SD), config.chunk)]
+
+    # Targets first, for all states: PopArt learns from all of them before any loss is computed.
+    with autocast:
+        q_next_SG = torch.cat([next_values(agent, next_SD[part]).float() for part in chunks])
+    reward_S = batch.reward_BT[batch.mask_BT] * config.reward_scale
+    terminated_S = batch.done_BT[batch.mask_BT]
+    y_SG = n_step_target(reward_S, terminated_S, q_next_SG, agent.gamma_G, follows_S, config.n_step)
+    agent.popart.update(y_SG, torch.isfinite(y_SG))  # what is not would stay in the statistics for good
+
+    # L = L_Actor + lambda L_Critic, a mean over states where the paper prints their sum.
+    # Plain: loss = actor_loss(h).mean() + lambda * critic_loss(h).mean(); loss.backward(). The same gradients,
+    # but only `chunk` states' worth of actor and critic activations exist at a time: on a CPU that is the
+    # difference between cache and memory.
+    grad_SD, totals, loss_sizes = torch.empty_like(h_SD), defaultdict(float), []
+    for part in chunks:
+        h_part_SD = h_SD[part].requires_grad_()
+        with autocast:
+            actor_loss_SG, critic_loss_CSG, metrics = losses(
+                agent, config, h_part_SD, stored_SA[part], y_SG[part]
+            )
+        share = len(h_part_SD) / all_states
+        actor_loss, critic_loss = actor_loss_SG.mean(), critic_loss_CSG.mean()
+        ((actor_loss + config.critic_weight * critic_loss) * share).backward()
+        grad_SD[part] = h_part_SD.grad
+        loss_sizes.append((actor_loss_SG.detach().abs().mean(1), critic_loss_CSG.detach().mean((0, 2))))
+        metrics |= {"loss/actor": actor_loss.detach(), "loss/critic": critic_loss.detach()}
+        for name, value in metrics.items():
+            totals[name] += value * share
+
+    # Which tasks the losses and the gradient come from. For the log alone: learning never sees a task's id.
+    task_S = batch.task_B.unsqueeze(1).expand_as(batch.mask_BT)[batch.mask_BT]
+    actor_S, critic_S = (torch.cat(sizes) for sizes in zip(*loss_sizes))
+    for row, size_S in enumerate((torch.ones_like(actor_S), actor_S, critic_S, grad_SD.norm(dim=-1))):
+        by_task[row] += torch.bincount(task_S, size_S, by_task.shape[1])
+
+    # One pass through Transformer and encoder, with what all chunks together ask of the states.
+    grad_BTD = torch.zeros_like(h_BTD)
+    grad_BTD[:, :-1][batch.mask_BT] = grad_SD
+    h_BTD.backward(grad_BTD)
+    return totals
 
 
 def make_optimizer(agent: Agent, config: Config):
@@ -591,98 +528,6 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
     agent = Agent(config, *sizes(make_env(**env_arguments(config))))
     agent.load_state_dict(state["agent"])
     return Policy(agent.to(device).eval(), config, num_envs, seed, greedy)
-
-
-# ------------------------------------------------------------------------------------- the command line
-
-
-def parse(argv: list[str] | None = None) -> Config:
-    """The configuration that `argv` asks for: preset, then scale, then explicit flags. Checks the run's name."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    # Which preset and scale are the defaults of all other flags has to be known before they are parsed.
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flag in ("env", "scale", "name", "device", "variant"):
-        first.add_argument(f"--{flag}", default=None)
-    first.add_argument("--resume", action="store_true")
-    known, _ = first.parse_known_args(argv)
-    device = known.device or "auto"
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if known.resume:
-        defaults = saved_config(known.name)
-    else:
-        env = known.env or Config.env
-        all_tasks(env)  # says what is wrong with the name before a preset is looked up by it
-        scale = known.scale or "auto"
-        if scale == "auto":
-            scale = "paper" if device.startswith("cuda") else "laptop"
-            reason = "a GPU is there" if scale == "paper" else "there is no GPU"
-            print(f"scale: {scale}, because {reason} (--scale paper, laptop or smoke overrides)")
-        values = preset("gym" if env.startswith("gym:") else env, scale, known.variant or Config.variant)
-        defaults = Config(**{"env": env, **values, "scale": scale})
-    config = tyro.cli(Config, args=argv, default=defaults)
-    replacing = {"device": device, "scale": defaults.scale}
-    if config.precision == "auto":
-        replacing["precision"] = "bf16" if device.startswith("cuda") else "float32"
-    if not config.name:
-        stem = config.env.replace(":", "_").replace(",", "_")
-        replacing["name"] = f"{stem}_{config.variant}_{config.scale}_{time.strftime('%Y%m%d_%H%M%S')}"
-    config = dataclasses.replace(config, **replacing)
-    check(config)
-    return config
-
-
-def saved_config(name: str | None) -> Config:
-    "The configuration of a run to be resumed."
-    if not name:
-        raise ValueError("--resume needs the run's name: python train.py --name NAME --resume")
-    path = ROOT / "runs" / name / "config.json"
-    if not path.exists():
-        runs = sorted(p.parent.name for p in path.parent.parent.glob("*/config.json"))
-        near = difflib.get_close_matches(name, runs, n=3, cutoff=0.0)
-        raise ValueError(
-            f"no run runs/{name} to resume" + (f". Did you mean {', '.join(near)}?" if near else "")
-        )
-    saved = json.loads(path.read_text())
-    return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
-
-
-def check(config: Config) -> None:
-    "What is wrong with a configuration in itself, in one line."
-    c = config
-    if not c.resume and (ROOT / "runs" / c.name / "config.json").exists():
-        raise ValueError(f"runs/{c.name} exists: choose another --name, or add --resume to go on with it")
-    if (c.replay_steps is None) == (c.replay_trajectories is None):
-        raise ValueError("give exactly one of --replay_trajectories and --replay_steps (the other as None)")
-    if c.d_model % c.heads:
-        raise ValueError(f"--d_model {c.d_model} must be a multiple of --heads {c.heads}")
-    at_least_1 = ("steps", "num_envs", "batch_size", "context", "chunk", "segment_length", "action_samples")
-    at_least_1 += ("n_step", "layers", "heads", "critics", "log_every", "eval_episodes", "final_episodes")
-    for field in at_least_1:
-        if getattr(c, field) < 1:
-            raise ValueError(f"--{field} must be at least 1, got {getattr(c, field)}")
-    for field in ("tau", "epsilon_start", "epsilon_end", "prob_low", "prob_high"):
-        if not 0 <= getattr(c, field) <= 1:
-            raise ValueError(f"--{field} must lie between 0 and 1, got {getattr(c, field)}")
-    if not c.gammas or not all(0 <= g < 1 for g in c.gammas):
-        raise ValueError(f"--gammas takes one or more discounts in [0, 1), got {list(c.gammas)}")
-    if (c.epsilon_late_start is None) != (c.epsilon_late_end is None):
-        raise ValueError("--epsilon_late_start and --epsilon_late_end go together: give both or neither")
-    if not 0 < c.popart_beta <= 1:
-        raise ValueError(f"--popart_beta must be above 0 and at most 1, got {c.popart_beta}")
-    if not c.bin_low < c.bin_high:
-        raise ValueError(f"--bin_low {c.bin_low} must lie below --bin_high {c.bin_high}")
-    if c.replay_ram <= 0 or (c.max_steps is not None and c.max_steps < 1):
-        raise ValueError(f"--replay_ram {c.replay_ram} and --max_steps {c.max_steps} must be above 0")
-    if c.minutes is not None and c.minutes <= 0:
-        raise ValueError(f"--minutes must be above 0, got {c.minutes}")
-    if c.name != Path(c.name).name:
-        raise ValueError(f"--name is a folder's name under runs/, without slashes, got {c.name}")
-    if c.env_steps_per_update <= 0:
-        raise ValueError(f"--env_steps_per_update must be above 0, got {c.env_steps_per_update}")
-    if not c.device.startswith(("cpu", "cuda")):
-        raise ValueError(f"--device {c.device} is not known here: say auto, cpu, cuda or cuda:1")
-    if c.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {c.device}, but no GPU is there: leave it out, or say --device cpu")
 
 
 if __name__ == "__main__":

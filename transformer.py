@@ -94,7 +94,7 @@ def dropout(x: Tensor, share: float, training: bool) -> Tensor:
     words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device).random_(-(2**63), None)
     bits = words.view(torch.int16)[: x.numel()].view(x.shape)
     keep = bits >= round(share * 2**16) - 2**15
-    return torch.where(keep, x, 0.0) / (1 - share)
+    return x * (keep / (1 - share)).to(x.dtype)
 
 
 def sinusoidal_positions(time: Tensor, width: int) -> Tensor:

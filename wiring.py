@@ -92,16 +92,18 @@ def check_memory(
     config, replay_bytes: int, observation_dim: int, device: torch.device, image_shape=None
 ) -> None:
     """Print what the run will take, and refuse what does not fit, naming what to lower."""
-    c, sequences = config, config.batch_size * (config.context + 1)
+    c, sequences, window = config, config.batch_size * (config.context + 1), config.context + 1
+    one_pass = min(sequences, max(window, c.steps_per_pass))  # see train.passes
     cache = 2 * 2 * 4 * c.layers * c.d_model * c.context * c.num_envs  # collecting, and evaluating
     # Kept for backward, a timestep: about 12 widths and 3 feed-forward widths a block, and the encoder.
+    together = one_pass if c.variant == "ind_ind" else sequences
     activations = (
-        4 * sequences * (c.layers * (12 * c.d_model + 3 * c.d_ff) + 4 * c.encoder_hidden + observation_dim)
+        4 * together * (c.layers * (12 * c.d_model + 3 * c.d_ff) + 4 * c.encoder_hidden + observation_dim)
     )
     # A CNN keeps about ten maps of its first block's depth a frame; the frames themselves lie beside them.
     if image_shape:
-        frames, pixels = min(c.frames_per_pass or sequences, sequences), math.prod(image_shape[:2])
-        activations += 4 * frames * pixels * 10 * c.encoder_depths[0] + sequences * 3 * pixels
+        pixels = math.prod(image_shape[:2])
+        activations += 4 * one_pass * pixels * 10 * c.encoder_depths[0] + sequences * 3 * pixels
     # A chunk's critics: K + 2 passes, each keeping its hidden layers and its logits.
     rows = c.critics * min(c.chunk, sequences) * len(c.gammas) * (c.action_samples + 2)
     chunk = 4 * rows * (2 * sum(c.hidden) + 3 * c.bins)

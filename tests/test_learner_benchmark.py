@@ -1,12 +1,14 @@
 """benchmarks/learner.py and plain.py: the two sides of the comparison compute the same, and the table is whole."""
 
+import csv
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks"))
 
 import learner
 from plain import plain_update
@@ -22,7 +24,7 @@ TINY = {
     "encoder_dim": 16,
     "hidden": (16, 16),
 }
-TINY |= {"context": 6, "encoder_depths": (4, 4), "heads": 2, "grad_clip": 1e9}
+TINY |= {"context": 6, "encoder_depths": (4, 4), "heads": 2, "grad_clip": 1e9, "dropout": 0.0}
 
 
 @pytest.mark.parametrize("name", ["popgym", "metaworld", "procgen-easy"])
@@ -40,7 +42,7 @@ def test_our_update_has_the_losses_and_the_gradients_of_the_plain_one(name, entr
         if entropy is not None:
             assert abs(learner.sharpen(agent, learner.make_batch(config), entropy) - entropy) < 0.01
         batch = learner.make_batch(config, agent)
-        torch.manual_seed(1)  # dropout, shifts, sampled actions and drawn critics are then the same
+        torch.manual_seed(1)  # shifts, sampled actions and drawn critics are then the same
         metrics = step(agent, *make_optimizer(agent, config), batch, config)
         seen.append((metrics, {n: p.grad for n, p in agent.named_parameters() if p.grad is not None}))
     (plain, expected), (ours, got) = seen
@@ -82,3 +84,13 @@ def test_at_the_small_shape_our_update_takes_less_than_two_thirds_of_the_plain_o
         ["small"], repeats=3, entropy=0.3, implementations=("plain", "float32"), memory=False
     )
     assert next(row["ratio"] for row in table if row["case"] == "small float32") > 1.5
+
+
+def test_bench_writes_one_table_of_all_three(tmp_path):
+    command = [sys.executable, "benchmarks/bench.py", "--quick", "--output", tmp_path / "bench.csv"]
+    subprocess.run(command, cwd=Path(learner.ROOT), check=True, capture_output=True)
+    machine, *lines = (tmp_path / "bench.csv").read_text().splitlines()
+    assert machine.startswith("# ") and "commit" in machine
+    found = list(csv.DictReader(lines))
+    assert {row["benchmark"] for row in found} == {"learner", "rollout", "replay"}
+    assert all(float(row["value"]) > 0 for row in found)

@@ -149,7 +149,7 @@ def test_all_scales_are_there():
 
 def test_fields_are_those_of_the_trainer():
     "Read from the source, so that the table can be checked where the trainer's packages are not installed."
-    tree = ast.parse((Path(presets.__file__).parent / "train.py").read_text())
+    tree = ast.parse((Path(presets.__file__).parent / "config.py").read_text())
     (config,) = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Config"]
     fields = {n.target.id for n in config.body if isinstance(n, ast.AnnAssign)}
     assert preset("popgym", "paper").keys() - fields == set()

@@ -22,6 +22,7 @@ import envs
 import evaluate
 import plot
 import train
+from config import saved_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ["--scale", "smoke", "--steps", "1500", "--device", "cpu"]
@@ -142,7 +143,7 @@ def test_weights_move_and_targets_follow_slowly(runs):
     train.main(["--name", "a", *SMOKE, *TWO, "--tau", "0.1", "--seed", "3"])
     state = checkpoint.load(runs / "a" / "checkpoint.pt")["agent"]
     torch.manual_seed(3)
-    config = train.saved_config("a")
+    config = saved_config("a", train.ROOT)
     fresh = train.Agent(config, *train.sizes(train.make_env(**train.env_arguments(config)))).state_dict()
     pairs = {"actor.layers.0.weight": "target_actor.layers.0.weight"}
     pairs["value.critics.weight.0"] = "value.target_critics.weight.0"

@@ -1,0 +1,77 @@
+r"""All benchmarks, one table, and results/bench.csv with the machine it was measured on.
+
+    make bench                       # about 20 minutes on 2 cores; leave the machine alone meanwhile
+    python benchmarks/bench.py --quick
+
+Learner, rollout and replay, one after the other.
+"""
+
+import argparse
+import csv
+import importlib.util
+import platform
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from logbook import available_memory, describe_versions
+
+# The mean entropy, in nats, of a policy trained at laptop scale on all of POPGym: results/popgym_laptop.txt.
+TRAINED_ENTROPY = 0.5
+FIELDS = ("benchmark", "case", "what", "value", "unit", "plain", "ratio")
+PARTS = {
+    "learner": ["--entropy", str(TRAINED_ENTROPY)],
+    "learner, untrained": ["--shapes", "popgym-paper", "--no_memory"],  # the entropy of a fresh policy
+    "learner, one thread": ["--shapes", "small,laptop", "--entropy", str(TRAINED_ENTROPY), "--threads", "1"],
+    "rollout": [],
+    "replay": [],
+}
+QUICK = {
+    "learner": ["--shapes", "laptop", "--repeats", "1", "--no_memory"],
+    "rollout": ["--cases", "popgym-8", "--seconds", "1"],
+}
+QUICK["replay"] = ["--cases", "vectors-laptop", "--seconds", "1"]
+
+
+def processor() -> str:
+    "The processor's name, where the system tells it."
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown processor"
+
+
+def load(name: str):
+    "A benchmark of this folder, by its path: the project has a replay.py of its own."
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main(argv=None) -> list[dict]:
+    """Run them all; returns the rows that it writes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a few cases, seconds each: does it run?")
+    parser.add_argument("--output", type=Path, default=ROOT / "results" / "bench.csv")
+    arguments = parser.parse_args(argv)
+    table = []
+    for part, flags in (QUICK if arguments.quick else PARTS).items():
+        name = part.split(",")[0]
+        print(f"\n{part}: python benchmarks/{name}.py {' '.join(flags)}", flush=True)
+        table += [{**row, "benchmark": part} for row in load(name).main(flags)]
+    versions = describe_versions(ROOT)
+    machine = f"{processor()}, {versions['machine']}, {available_memory() / 1e9:.0f} GB of memory free"
+    with arguments.output.open("w", newline="") as file:
+        file.write(f"# {machine}; torch {versions['torch']}; commit {versions['commit']}\n")
+        writer = csv.DictWriter(file, FIELDS)
+        writer.writeheader()
+        writer.writerows(table)
+    print(f"written: {arguments.output}")
+    return table
+
+
+if __name__ == "__main__":
+    main()
