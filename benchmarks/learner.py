@@ -33,11 +33,14 @@ from presets import preset
 from replay import Batch
 from train import Config, make_optimizer, update
 
-# What `wiring.sizes` says of the environments: vector width, actions, discrete?, image shape.
+# What `wiring.sizes` says of the environments: vector width, actions, discrete?, image shape, layout where needed.
 SIZES = {
-    "popgym": (57, 27, True, None),
-    "metaworld": (46, 4, False, None),
-    "procgen-easy": (19, 15, True, (64, 64, 3)),
+    "popgym": (57, 27, True, None, None),
+    "metaworld": (46, 4, False, None, None),
+    "procgen-easy": (19, 15, True, (64, 64, 3), None),
+    "procgen-memory-hard": (19, 15, True, (64, 64, 3), None),
+    "atari": (22, 18, True, (84, 84, 3), None),
+    "babyai": (172, 7, True, None, {"grid": slice(0, 147), "tokens": slice(147, 157)}),
 }
 # name -> preset, scale, what differs from it. "-cpu": as large as an update of a few seconds on 2 cores allows.
 SHAPES = {
@@ -61,7 +64,7 @@ def config_of(shape: str, precision: str = "float32", **changes) -> Config:
 
 def make_batch(config: Config, agent: Agent | None = None, seed: int = 0) -> Batch:
     """A batch of full windows of noise. With an `agent`, discrete actions are its own policy's."""
-    observation_dim, action_dim, discrete, image_shape = SIZES[config.env]
+    observation_dim, action_dim, discrete, image_shape, _ = SIZES[config.env]
     rng, (B, T) = torch.Generator().manual_seed(seed), (config.batch_size, config.context)
     obs_BTO = torch.randn(B, T + 1, observation_dim, generator=rng)
     image_BT = None
@@ -107,7 +110,7 @@ def make_learner(shape: str, implementation: str, entropy: float | None, device:
     """A function that makes one update, and the configuration. One seed: all start from the same weights."""
     config = config_of(shape, "bf16" if implementation == "bf16" else "float32")
     torch.manual_seed(0)
-    agent = Agent(config, *SIZES[config.env], None)
+    agent = Agent(config, *SIZES[config.env])
     discrete = SIZES[config.env][2]
     if discrete and entropy is not None:
         sharpen(agent, make_batch(config), entropy)

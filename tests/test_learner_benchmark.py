@@ -27,18 +27,18 @@ TINY = {
 TINY |= {"context": 6, "encoder_depths": (4, 4), "heads": 2, "grad_clip": 1e9, "dropout": 0.0}
 
 
-@pytest.mark.parametrize("name", ["popgym", "metaworld", "procgen-easy"])
+@pytest.mark.parametrize("name", ["popgym", "metaworld", "procgen-easy", "babyai"])
 @pytest.mark.parametrize("entropy", [None, 0.3])
 def test_our_update_has_the_losses_and_the_gradients_of_the_plain_one(name, entropy, monkeypatch):
     monkeypatch.setitem(learner.SHAPES, "tiny", (name, "paper", {**TINY, "chunk": 10**6}))
     config = learner.config_of("tiny")
-    observation_dim, actions, discrete, image_shape = learner.SIZES[name]
+    discrete = learner.SIZES[name][2]
     if not discrete and entropy is not None:
         pytest.skip("entropies are set for discrete policies")
     seen = []
     for step in (plain_update, update):
         torch.manual_seed(0)
-        agent = Agent(config, observation_dim, actions, discrete, image_shape)
+        agent = Agent(config, *learner.SIZES[name])
         if entropy is not None:
             assert abs(learner.sharpen(agent, learner.make_batch(config), entropy) - entropy) < 0.01
         batch = learner.make_batch(config, agent)
@@ -75,7 +75,9 @@ def test_sizes_are_those_of_the_environments():
 
     for name, expected in learner.SIZES.items():
         if name != "metaworld":  # half a minute to construct; tests/test_metaworld.py holds its sizes
-            assert sizes(make_env(env=name))[:4] == expected
+            *found, layout = sizes(make_env(env=name))
+            assert tuple(found) == expected[:4]
+            assert all(layout[part] == where for part, where in (expected[4] or {}).items())
 
 
 def test_at_the_small_shape_our_update_takes_less_than_two_thirds_of_the_plain_one():
