@@ -1,5 +1,6 @@
 """agent.py: what the assembled update must and must not do, in all four variants."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +11,7 @@ import train
 from agent import VARIANTS, Agent, Policy, losses, next_values
 from critics import n_step_target, td_target
 from crr_actor import Categorical
-from replay import Replay
+from replay import Batch, Replay
 from train import Config, update
 
 
@@ -82,6 +83,29 @@ def test_chunk_size_changes_nothing(no_chance, variant):
     assert set(got) == set(expected) and len(got) > 30
     for name in expected:
         torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-6)
+
+
+def test_passes_change_nothing(no_chance):
+    "One window at a time, two, or all: the same gradients, losses and shares; weights by steps, not by windows."
+    batch = window()
+    batch = Batch(**{name: getattr(batch, name) for name in Batch._fields})
+    config = small(chunk=5, grad_clip=1e9)
+    _, whole, expected = gradients(dataclasses.replace(config, steps_per_pass=1000), batch)
+    for steps, parts in ((1, 4), (20, 2)):
+        config = dataclasses.replace(config, steps_per_pass=steps)
+        assert len(train.passes(batch, config)) == parts
+        _, split, got = gradients(config, batch)
+        assert set(got) == set(expected) and split.keys() == whole.keys()
+        for name, gradient in expected.items():
+            torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6)
+        for name in whole.keys() - {"popart/mu", "popart/sigma"}:
+            torch.testing.assert_close(split[name], whole[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("variant", ["ind_dep", "dep_ind", "dep_dep"])
+def test_what_popart_scales_takes_the_whole_batch_in_one_pass(variant):
+    batch = window()
+    assert train.passes(batch, small(variant=variant, steps_per_pass=1)) == [batch]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
