@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -165,8 +166,11 @@ def saved_config(name: str | None, root: Path = ROOT) -> Config:
         raise ValueError(
             f"no run runs/{name} to resume" + (f". Did you mean {', '.join(near)}?" if near else "")
         )
-    saved = json.loads(path.read_text())
-    return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
+    try:
+        saved = json.loads(path.read_text())
+        return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{path} is damaged, or of another version of this program: {error}") from error
 
 
 def check(config: Config, root: Path = ROOT) -> None:
@@ -176,6 +180,12 @@ def check(config: Config, root: Path = ROOT) -> None:
         raise ValueError(f"runs/{c.name} exists: choose another --name, or add --resume to go on with it")
     if (c.replay_steps is None) == (c.replay_trajectories is None):
         raise ValueError("give exactly one of --replay_trajectories and --replay_steps (the other as None)")
+    held = c.replay_trajectories or c.replay_steps // c.segment_length
+    if held < c.batch_size:
+        raise ValueError(
+            f"the replay may hold no more than {held} segments, and a batch takes {c.batch_size}: raise "
+            f"--replay_trajectories or --replay_steps, or lower --batch_size or --segment_length"
+        )
     if c.d_model % c.heads:
         raise ValueError(f"--d_model {c.d_model} must be a multiple of --heads {c.heads}")
     at_least_1 = (
@@ -188,7 +198,17 @@ def check(config: Config, root: Path = ROOT) -> None:
         "action_samples",
         "steps_per_pass",
     )
-    at_least_1 += ("n_step", "layers", "heads", "critics", "log_every", "eval_episodes", "final_episodes")
+    at_least_1 += (
+        "n_step",
+        "layers",
+        "heads",
+        "critics",
+        "encoder_hidden",
+        "encoder_dim",
+        "log_every",
+        "eval_episodes",
+        "final_episodes",
+    )
     for field in at_least_1:
         if getattr(c, field) < 1:
             raise ValueError(f"--{field} must be at least 1, got {getattr(c, field)}")
@@ -203,15 +223,30 @@ def check(config: Config, root: Path = ROOT) -> None:
         raise ValueError(f"--popart_beta must be above 0 and at most 1, got {c.popart_beta}")
     if not c.bin_low < c.bin_high:
         raise ValueError(f"--bin_low {c.bin_low} must lie below --bin_high {c.bin_high}")
-    if c.replay_ram <= 0 or (c.max_steps is not None and c.max_steps < 1):
-        raise ValueError(f"--replay_ram {c.replay_ram} and --max_steps {c.max_steps} must be above 0")
+    for field in ("replay_ram", "eval_every", "checkpoint_every"):
+        if getattr(c, field) <= 0:
+            raise ValueError(f"--{field} must be above 0, got {getattr(c, field)}")
+    for field in ("max_steps", "threads"):
+        if getattr(c, field) is not None and getattr(c, field) < 1:
+            raise ValueError(f"--{field} must be at least 1, or None, got {getattr(c, field)}")
+    if c.seed < 0:
+        raise ValueError(f"--seed must be 0 or more, got {c.seed}")
+    if not 0 <= c.dropout < 1:
+        raise ValueError(f"--dropout must lie in [0, 1), got {c.dropout}")
+    if not c.hidden or (c.encoder == "impala" and not c.encoder_depths):
+        raise ValueError("--hidden and --encoder_depths take one or more widths")
     if c.minutes is not None and c.minutes <= 0:
         raise ValueError(f"--minutes must be above 0, got {c.minutes}")
     if c.name != Path(c.name).name:
         raise ValueError(f"--name is a folder's name under runs/, without slashes, got {c.name}")
     if c.env_steps_per_update <= 0:
         raise ValueError(f"--env_steps_per_update must be above 0, got {c.env_steps_per_update}")
-    if not c.device.startswith(("cpu", "cuda")):
-        raise ValueError(f"--device {c.device} is not known here: say auto, cpu, cuda or cuda:1")
-    if c.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {c.device}, but no GPU is there: leave it out, or say --device cpu")
+    check_device(c.device)
+
+
+def check_device(device: str) -> None:
+    """ValueError, one line, for a device that is not known or not there."""
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
+        raise ValueError(f"--device {device} is not known here: say auto, cpu, cuda or cuda:1")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError(f"--device {device}, but no GPU is there: leave it out, or say --device cpu")

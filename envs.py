@@ -335,7 +335,10 @@ class MultiTaskEnv(gymnasium.Env):
 
     def render(self) -> np.ndarray | None:
         """A picture (H, W, 3) uint8 of the task that is played, as people see it; None where it has none."""
-        return None if self._task is None else self._envs[self._task].render()
+        try:
+            return None if self._task is None else self._envs[self._task].render()
+        except NotImplementedError:  # Gymnasium's default: POPGym's tasks draw nothing
+            return None
 
     def close(self) -> None:
         """Close every task's environment."""
@@ -626,8 +629,25 @@ def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, **kwarg
     makes = [functools.partial(make_env, env, lane=(i, num_envs), **kwargs) for i in range(num_envs)]
     if asynchronous:
         makes = [functools.partial(make_in_worker, os.getpid(), make) for make in makes]
-    vector = AsyncVectorEnv if asynchronous else InProcess
+    vector = InWorkers if asynchronous else InProcess
     return vector(makes, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class InWorkers(AsyncVectorEnv):
+    """Environments in worker processes, of which a dead one is an error, not silence."""
+
+    def step(self, actions):
+        """As Gymnasium's. Raises ValueError if a worker has died; the others are then ended."""
+        try:
+            return super().step(actions)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            for process in self.processes:
+                process.kill()
+            self.closed = True  # closing would wait for answers that never come
+            raise ValueError(
+                "a worker process died, killed perhaps because memory ran out: add --resume and the run's --name to go "
+                "on from its last checkpoint, with fewer --num_envs or --workers none"
+            ) from error
 
 
 def make_in_worker(parent: int, make: Callable) -> MultiTaskEnv:

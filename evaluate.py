@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import torch
 import tyro
 from tqdm import tqdm
 
 import checkpoint
-from envs import held_out_tasks, make_env
+from config import check_device
+from envs import held_out_tasks, make_env, nearest, split_names
 from scores import format_table
 from train import evaluate, load, table_of
 from wiring import evaluation_arguments
@@ -68,15 +70,17 @@ def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 1
     """Write one rollout of each task as a video to `out`, .mp4 or .gif, one after another.
 
     Pixels as the agent sees them, enlarged four times; other tasks as their `render` draws them. Raises
-    ValueError for another ending, and for tasks of which there are no pictures.
+    ValueError for tasks of which there are no pictures.
     """
-    import imageio.v2 as imageio  # here, because it is slow to import and seldom needed
+    import imageio.v3 as imageio  # here, because it is slow to import and seldom needed
 
-    if out.suffix not in (".mp4", ".gif"):
-        raise ValueError(f"--video writes .mp4 or .gif, not {out.name}")
+    mp4 = out.suffix == ".mp4"
     try:
-        with imageio.get_writer(out, fps=fps) as writer:
-            for task in tasks:
+        with imageio.imopen(out, "w", plugin="pyav" if mp4 else "pillow") as writer:
+            if mp4:
+                writer.init_video_stream("libx264", fps=fps)
+            frames, shape = [], None
+            for task in tqdm(tasks, desc="video", unit="task", disable=None):
                 obs, _ = env.reset(seed=10**9 + seed * 10**6, options={"task": task})
                 policy.reset()
                 done = False
@@ -86,10 +90,21 @@ def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 1
                         raise ValueError(
                             f"{task} draws no pictures: --video is for pixels, Meta-World, BabyAI"
                         )
-                    writer.append_data(frame)
+                    # All frames are as large as the first, and of even sides, as H.264 has it.
+                    shape = shape or [side // 2 * 2 for side in frame.shape[:2]]
+                    row, column = (
+                        np.linspace(0, old - 1, new).astype(int) for old, new in zip(frame.shape, shape)
+                    )
+                    frame = frame[row][:, column]
+                    if mp4:
+                        writer.write_frame(frame)
+                    else:  # written as a whole
+                        frames.append(frame)
                     obs, _, terminated, truncated, _ = env.step(policy(obs))
                     done = terminated or truncated
-    except ValueError:
+            if frames:
+                writer.write(np.stack(frames), duration=1000 / fps, loop=0)
+    except (ValueError, KeyboardInterrupt):
         out.unlink(missing_ok=True)  # what was begun of it cannot be played
         raise
 
@@ -101,14 +116,28 @@ def main(argv: list[str] | None = None) -> list[dict]:
         raise ValueError(f"--episodes must be at least 1, got {options.episodes}")
     path = find_checkpoint(options.run)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
+    check_device(device)
+    ending = "_test" if options.split == "test" else ""
+    out = Path(options.out) if options.out else path.parent / f"evaluation{ending}.csv"
+    video = Path(options.video) if options.video else None
+    # What cannot be written is said before the work, not after it.
+    if video and video.suffix not in (".mp4", ".gif"):
+        raise ValueError(f"--video writes .mp4 or .gif, not {video.name}")
+    for flag, file in (("--out", out), ("--video", video)):
+        if file and not file.parent.is_dir():
+            raise ValueError(f"{flag} {file}: there is no folder {file.parent}")
     policy = load(path, device=device)
     config, agent = policy.config, policy.agent
     env = make_env(**evaluation_arguments(config, options.split))
     tasks = env.tasks
-    chosen = options.tasks.split(",") if options.tasks else tasks
+    chosen = tasks if options.tasks is None else split_names(options.tasks)
+    if not chosen:
+        raise ValueError("--tasks is empty: name tasks, or leave it out to play all of them")
     unknown = [task for task in chosen if task not in tasks]
     if unknown:
-        raise ValueError(f"{path} was not trained on {', '.join(unknown)}; its tasks are {', '.join(tasks)}")
+        other = options.split == "train" and set(unknown) <= set(held_out_tasks(config.env, config.tasks))
+        hint = "held out: add --split test" if other else f"did you mean {nearest(unknown[0], tasks)}?"
+        raise ValueError(f"{path} was not trained on {', '.join(unknown)}: {hint}")
     print(
         f"{path}: {len(chosen)} tasks, {options.episodes} rollouts each, {'mode' if options.greedy else 'samples'}"
     )
@@ -130,22 +159,21 @@ def main(argv: list[str] | None = None) -> list[dict]:
         trained = [task for task in tasks if task not in held_out]
         groups = {"trained, unseen variants": trained, "held-out": held_out} if held_out else None
     print(format_table(rows, groups))
-    out = Path(options.out) if options.out else path.parent / "evaluation.csv"
     with open(out, "w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
     print(f"written: {out}")
-    if options.video:
-        record(
-            load(path, device=device, greedy=options.greedy), env, chosen, Path(options.video), options.seed
-        )
-        print(f"written: {options.video}")
+    if video:
+        record(load(path, device=device, greedy=options.greedy), env, chosen, video, options.seed)
+        print(f"written: {video}")
     return rows
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (ValueError, checkpoint.CheckpointError) as error:
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ValueError, OSError, ImportError, checkpoint.CheckpointError) as error:
         sys.exit(f"error: {error}")

@@ -83,8 +83,7 @@ class FrameStore:
         self.frame_shape, self.chunk, self.ram_bytes = tuple(frame_shape), chunk, ram_bytes
         self.segment_bytes = min(segment_bytes, max(1, ram_bytes // 8))
         self.folder = None if folder is None else Path(folder)
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
+        if self.folder is not None:  # made when there is something to put into it
             # Nothing in them is wanted: a checkpoint holds its frames itself. Should another process have
             # them mapped, it keeps what it maps until it ends, and new names never meet old ones.
             for left in self.folder.glob("frames-*.zst"):
@@ -164,6 +163,7 @@ class FrameStore:
         "Move a segment from memory to a file."
         path = None
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             handle, path = tempfile.mkstemp(prefix="frames-", suffix=".zst", dir=self.folder)
             # Written, and only then mapped: on a full disk a write fails with an error, and a store to a
             # mapped page kills the process.

@@ -47,10 +47,11 @@ class Logbook:
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "metrics.jsonl"
         if resume_step is not None and path.exists():
-            kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= resume_step]
-            path.write_text("".join(line + "\n" for line in kept))
+            # A last line that a crash has cut is not complete, and later than the checkpoint.
+            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+            replace(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= resume_step))
         for name, content in (("config", config), ("versions", versions)):
-            (self.folder / f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+            replace(self.folder / f"{name}.json", json.dumps(content, indent=1) + "\n")
         self.file = path.open("a")
         self.board = SummaryWriter(self.folder / "tensorboard", purge_step=resume_step)
         self.stop_signal = None  # its number, once Ctrl-C or SIGTERM has asked to stop
@@ -125,6 +126,13 @@ class Logbook:
 # What a result may depend on; a benchmark's package is missing where it cannot be installed.
 PACKAGES = ("torch", "numpy", "gymnasium", "zstandard")
 PACKAGES += ("popgym", "metaworld", "mujoco", "procgen-mirror", "ale-py", "minigrid")
+
+
+def replace(path: Path, text: str) -> None:
+    """Put `text` in the place of a file's content at once: a crash leaves the old or the new, never a part."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text)
+    temporary.replace(path)
 
 
 def describe_versions(root, packages=PACKAGES) -> dict[str, str]:

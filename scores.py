@@ -82,7 +82,10 @@ def format_table(rows: list[dict], groups: dict[str, list[str]] | None = None) -
     short = {"standard_error": "+-"}
 
     def line(label: str, cells: dict) -> str:
-        shown = ("" if c not in cells else "-" if cells[c] is None else f"{cells[c]:.3f}" for c in columns)
+        shown = (
+            "" if c not in cells else "-" if cells[c] is None or np.isnan(cells[c]) else f"{cells[c]:.3f}"
+            for c in columns
+        )
         return f"{label:<{width}}" + "".join(f"{cell:>11}" for cell in shown)
 
     def means(label: str, rows: list[dict]) -> str:

@@ -353,7 +353,7 @@ def check_procgen(game: str, mode: str, level: int) -> None:
         raise ValueError(f"unknown Procgen mode '{mode}': it is easy, hard or memory")
     if mode == "memory" and game not in PROCGEN_MEMORY_GAMES:
         raise ValueError(f"{game} has no memory mode; only {', '.join(PROCGEN_MEMORY_GAMES)} do. Take hard")
-    if not 0 <= level < 2**31 - 1:
+    if not isinstance(level, (int, np.integer)) or not 0 <= level < 2**31 - 1:
         raise ValueError(f"a Procgen level is from 0 to {2**31 - 2}, got {level}")
 
 

@@ -483,6 +483,7 @@ class Run:
         self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
         rows = self.evaluate(self.config.final_episodes)
         if rows is None:
+            self.log.say(f"saved at env step {self.steps:,}, the last evaluation left out")
             sys.exit(128 + self.log.stop_signal)
         table = format_table(rows)
         (self.folder / "table.txt").write_text(table + "\n")

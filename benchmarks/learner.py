@@ -29,9 +29,10 @@ sys.path.insert(0, str(ROOT))
 from plain import plain_update
 
 from agent import Agent
+from config import Config, check_device
 from presets import preset
 from replay import Batch
-from train import Config, make_optimizer, update
+from train import make_optimizer, update
 
 # What `wiring.sizes` says of the environments: vector width, actions, discrete?, image shape, layout where needed.
 SIZES = {
@@ -228,6 +229,13 @@ def main(argv=None) -> list[dict]:
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
     shapes, implementations = arguments.shapes.split(","), arguments.implementations.split(",")
+    for flag, names, known in (
+        ("shapes", shapes, SHAPES),
+        ("implementations", implementations, IMPLEMENTATIONS),
+    ):
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"--{flag}: unknown {', '.join(unknown)!r}; there are {', '.join(known)}")
+    check_device(arguments.device)
     if arguments.memory_of:
         learner, _ = make_learner(shapes[0], arguments.memory_of, arguments.entropy, arguments.device)
         learner(), learner()
@@ -249,4 +257,9 @@ def main(argv=None) -> list[dict]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)

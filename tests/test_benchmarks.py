@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import imageio.v2 as imageio
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 
@@ -76,8 +76,11 @@ def test_a_pixel_run_spills_resumes_plays_unseen_levels_and_films_them(runs, tmp
         [str(runs / "a"), "--split", "test", "--episodes", "2", "--tasks", "leaper", "--video", str(video)]
     )
     assert [row["task"] for row in rows] == ["leaper"] and rows[0]["score"] is not None
-    frames = imageio.mimread(video)
+    frames = imageio.imread(video, index=None)
     assert len(frames) > 1 and frames[0].shape[:2] == (256, 256)
+    film = tmp_path / "v.mp4"
+    evaluate.record(train.load(runs / "a"), train.load(runs / "a").make_env(), ["leaper", "coinrun"], film)
+    assert imageio.imread(film, plugin="pyav").shape[1:] == (256, 256, 3)
     with pytest.raises(ValueError, match=r"writes \.mp4 or \.gif"):
         evaluate.main([str(runs / "a"), "--episodes", "1", "--tasks", "leaper", "--video", "v.avi"])
 
@@ -141,3 +144,25 @@ def test_mistakes_get_one_line(tmp_path, flags, words):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0 and words in done.stderr and "Traceback" not in done.stderr
     assert not (ROOT / "runs" / "x" / "metrics.jsonl").exists()
+
+
+def test_a_dead_worker_ends_the_run_with_one_line(tmp_path):
+    "Not in silence, and not for ever; the other workers end too."
+    code = (
+        "import os, signal, time, train\n"
+        "from envs import make_vector_env\n"
+        "envs = make_vector_env(num_envs=2, asynchronous=True, env='babyai', tasks='BabyAI-GoToObj-v0')\n"
+        "envs.reset(seed=0)\n"
+        "os.kill(envs.processes[1].pid, signal.SIGKILL)\n"
+        "try:\n"
+        "    [envs.step([0, 0]) for _ in range(3)]\n"
+        "except ValueError as error:\n"
+        "    print(error)\n"
+        "envs.close()\n"
+        "time.sleep(0.5)\n"
+        "print('alive', sum(process.is_alive() for process in envs.processes))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "a worker process died" in done.stdout and "alive 0" in done.stdout, done.stdout + done.stderr
