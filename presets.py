@@ -9,7 +9,7 @@ Order    an explicit flag beats the scale, which beats the preset. `preset` does
          the command line, which starts from what it returns, the first
 Scales   paper   the column as printed, meant for a GPU
          laptop  learns easy tasks within half an hour on a CPU: a smaller network, rarer updates
-         smoke   ends within seconds: does the program run at all?
+         smoke   ends within a minute or two: does the program run at all?
 Copy     this file alone; needs nothing but Python
 Try      python presets.py
 """
