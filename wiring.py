@@ -88,10 +88,8 @@ def make_replay(config, env, folder, device: torch.device) -> Replay:
     return Replay(**store, seed=c.seed, frames=frames)
 
 
-def check_memory(
-    config, replay_bytes: int, observation_dim: int, device: torch.device, image_shape=None
-) -> None:
-    """Print what the run will take, and refuse what does not fit, naming what to lower."""
+def learner_bytes(config, observation_dim: int, image_shape=None) -> int:
+    """What the policy's memory and an update take at their most, estimated; weights and optimizer are less."""
     c, sequences, window = config, config.batch_size * (config.context + 1), config.context + 1
     one_pass = min(sequences, max(window, c.steps_per_pass))  # see train.passes
     cache = 2 * 2 * 4 * c.layers * c.d_model * c.context * c.num_envs  # collecting, and evaluating
@@ -107,7 +105,14 @@ def check_memory(
     # A chunk's critics: K + 2 passes, each keeping its hidden layers and its logits.
     rows = c.critics * min(c.chunk, sequences) * len(c.gammas) * (c.action_samples + 2)
     chunk = 4 * rows * (2 * sum(c.hidden) + 3 * c.bins)
-    learner, gigabyte = cache + activations + chunk, 1e9
+    return cache + activations + chunk
+
+
+def check_memory(
+    config, replay_bytes: int, observation_dim: int, device: torch.device, image_shape=None
+) -> None:
+    """Print what the run will take, and refuse what does not fit, naming what to lower."""
+    c, learner, gigabyte = config, learner_bytes(config, observation_dim, image_shape), 1e9
     print(
         f"memory: replay at most {replay_bytes / gigabyte:.2f} GB, learner about {learner / gigabyte:.2f} GB"
     )

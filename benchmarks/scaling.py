@@ -13,6 +13,7 @@ import argparse
 import csv
 import gc
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import learner
 
 from presets import COLUMNS, preset
+from wiring import learner_bytes
 
 BASE = {"batch_size": 4, "context": 256}
 SWEEPS = {
@@ -38,8 +40,8 @@ SWEEPS = {
     "action_samples": (1, 3, 8),
     "d_model": (128, 256, 512),
 }
-# name -> peak bf16 TFLOP/s without sparsity, GB of memory, GB/s of its memory | NVIDIA's data sheets
-GPUS = {"H200": (989, 141, 4800), "RTX 4090": (165, 24, 1008)}
+# name -> peak bf16 TFLOP/s without sparsity, GB of memory | NVIDIA's data sheets
+GPUS = {"H200": (989, 141), "RTX 4090": (165, 24)}
 SHARE = 0.2  # of that peak: what small, ragged multiplies reach is measured on the CPU, and assumed here
 
 
@@ -61,6 +63,12 @@ def attention_flops(config) -> float:
     return 7 * config.layers * config.batch_size * (config.context + 1) ** 2 * config.d_model
 
 
+def peak_memory(field: str, value, threads: int) -> float:
+    "Peak memory of one update in a process of its own, bytes."
+    command = [sys.executable, __file__, "--memory_of", field, str(value), "--threads", str(threads)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
 def measure(field: str, value, base, repeats: int) -> dict:
     """One row: seconds, arithmetic and memory of a case, and its time over the base's."""
     name = case_of(field, value)
@@ -80,6 +88,7 @@ def measure(field: str, value, base, repeats: int) -> dict:
         "seconds": seconds,
         "over_base": seconds / statistics.median(base_times),
         "gflop": (counter.get_total_flops() + attention_flops(config)) / 1e9,
+        "peak_gb": peak_memory(field, value, torch.get_num_threads()) / 1e9,
     }
 
 
@@ -94,8 +103,11 @@ def paper_rows() -> list[dict]:
             work()
         flops = (counter.get_total_flops() + attention_flops(config)) * values["batch_size"]
         updates = values["steps"] / values["env_steps_per_update"]
-        row = {"column": name, "gflop": flops / 1e9, "updates": updates}
-        for gpu, (peak, _, _) in GPUS.items():
+        learner.SHAPES["whole batch"] = (name, "paper", {})
+        observation_dim, _, _, image_shape, _ = learner.SIZES[name]
+        memory = learner_bytes(learner.config_of("whole batch"), observation_dim, image_shape)
+        row = {"column": name, "gflop": flops / 1e9, "updates": updates, "gb": memory / 1e9}
+        for gpu, (peak, _) in GPUS.items():
             row[f"hours {gpu}"] = flops * updates / (peak * 1e12 * SHARE) / 3600
         table.append(row)
     return table
@@ -109,8 +121,14 @@ def main(argv=None) -> list[dict]:
     parser.add_argument("--fields", default=",".join(SWEEPS))
     parser.add_argument("--no_paper", action="store_true")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "scaling")
+    parser.add_argument("--memory_of", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
+    if arguments.memory_of:
+        field, value = arguments.memory_of
+        learner.make_learner(case_of(field, int(value)), "float32", 0.5, "cpu")[0]()
+        print(learner.peak_resident())
+        return []
     base, _ = learner.make_learner(case_of("batch_size", 4), "float32", 0.5, "cpu")
     base()
     cases = [(field, value) for field in arguments.fields.split(",") for value in SWEEPS[field]]
@@ -118,17 +136,25 @@ def main(argv=None) -> list[dict]:
         measure(field, value, base, arguments.repeats)
         for field, value in tqdm(cases, desc="scaling", disable=None)
     ]
-    lines = [f"{'':<16}{'value':>8}{'seconds':>10}{'x base':>8}{'GFLOP':>9}"]
+    lines = [f"{'':<16}{'value':>8}{'seconds':>10}{'x base':>8}{'GFLOP':>9}{'peak GB':>9}"]
     lines += [
         f"{row['field']:<16}{row['value']:>8}{row['seconds']:>10.3f}{row['over_base']:>8.2f}{row['gflop']:>9.1f}"
+        f"{row['peak_gb']:>9.2f}"
         for row in rows
     ]
     if not arguments.no_paper:
-        lines += ["", f"{'':<22}{'GFLOP':>10}{'updates':>14}" + "".join(f"{'h ' + gpu:>14}" for gpu in GPUS)]
+        lines += [
+            "",
+            f"{'':<22}{'GFLOP':>10}{'updates':>14}{'GB':>7}" + "".join(f"{'h ' + gpu:>14}" for gpu in GPUS),
+        ]
         for row in paper_rows():
             hours = "".join(f"{row[f'hours {gpu}']:>14,.0f}" for gpu in GPUS)
-            lines.append(f"{row['column']:<22}{row['gflop']:>10,.0f}{row['updates']:>14,.0f}{hours}")
-        lines.append(f"hours: of the learner alone, at {SHARE:.0%} of the peak in bf16")
+            lines.append(
+                f"{row['column']:<22}{row['gflop']:>10,.0f}{row['updates']:>14,.0f}{row['gb']:>7.1f}{hours}"
+            )
+        lines.append(
+            f"hours: of the learner alone, at {SHARE:.0%} of the peak in bf16; GB: of one pass, the policy's memory included"
+        )
     print("\n".join(lines))
     arguments.output.with_suffix(".txt").write_text("\n".join(lines) + "\n")
     with arguments.output.with_suffix(".csv").open("w", newline="") as file:
