@@ -22,11 +22,11 @@ from logbook import available_memory, describe_versions
 TRAINED_ENTROPY = 0.75
 FIELDS = ("benchmark", "case", "what", "value", "unit", "plain", "ratio")
 PARTS = {
-    "learner": ["--entropy", str(TRAINED_ENTROPY)],
-    "learner, untrained": ["--shapes", "popgym-paper", "--no_memory"],  # the entropy of a fresh policy
-    "learner, one thread": ["--shapes", "small,laptop", "--entropy", str(TRAINED_ENTROPY), "--threads", "1"],
     "rollout": [],
     "replay": [],
+    "learner, one thread": ["--shapes", "small,laptop", "--entropy", str(TRAINED_ENTROPY), "--threads", "1"],
+    "learner": ["--entropy", str(TRAINED_ENTROPY)],
+    "learner, untrained": ["--shapes", "popgym-paper", "--no_memory"],  # the entropy of a fresh policy
 }
 QUICK = {
     "learner": ["--shapes", "laptop", "--repeats", "1", "--no_memory"],
@@ -57,18 +57,18 @@ def main(argv=None) -> list[dict]:
     parser.add_argument("--quick", action="store_true", help="a few cases, seconds each: does it run?")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "bench.csv")
     arguments = parser.parse_args(argv)
+    versions = describe_versions(ROOT)
+    machine = f"{processor()}, {versions['machine']}, {available_memory() / 1e9:.0f} GB of memory free"
     table = []
     for part, flags in (QUICK if arguments.quick else PARTS).items():
         name = part.split(",")[0]
         print(f"\n{part}: python benchmarks/{name}.py {' '.join(flags)}", flush=True)
         table += [{**row, "benchmark": part} for row in load(name).main(flags)]
-    versions = describe_versions(ROOT)
-    machine = f"{processor()}, {versions['machine']}, {available_memory() / 1e9:.0f} GB of memory free"
-    with arguments.output.open("w", newline="") as file:
-        file.write(f"# {machine}; torch {versions['torch']}; commit {versions['commit']}\n")
-        writer = csv.DictWriter(file, FIELDS)
-        writer.writeheader()
-        writer.writerows(table)
+        with arguments.output.open("w", newline="") as file:  # after each part: an interruption loses one
+            file.write(f"# {machine}; torch {versions['torch']}; commit {versions['commit']}\n")
+            writer = csv.DictWriter(file, FIELDS)
+            writer.writeheader()
+            writer.writerows(table)
     print(f"written: {arguments.output}")
     return table
 
