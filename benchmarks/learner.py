@@ -11,6 +11,7 @@ is compared with a large matrix multiply measured between the updates, in the sa
 
 import argparse
 import gc
+import os
 import re
 import resource
 import statistics
@@ -222,7 +223,7 @@ def main(argv=None) -> list[dict]:
     parser.add_argument(
         "--entropy", type=float, help="of discrete policies, nats; default: of untrained ones"
     )
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--no_memory", action="store_true")
     parser.add_argument("--memory_of", help=argparse.SUPPRESS)

@@ -12,6 +12,7 @@ Paper    for each column of the tables: GFLOP of an update, counted by PyTorch f
 import argparse
 import csv
 import gc
+import os
 import statistics
 import subprocess
 import sys
@@ -117,7 +118,7 @@ def main(argv=None) -> list[dict]:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--fields", default=",".join(SWEEPS))
     parser.add_argument("--no_paper", action="store_true")
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "scaling")
