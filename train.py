@@ -148,6 +148,7 @@ def passes(batch, config: Config) -> list:
     """The batch in parts of whole windows, about `steps_per_pass` steps each, whose gradients add up to its own.
 
     In one part where a loss is scaled by PopArt, which has to see all targets before that loss is computed.
+    With `ind_ind` PopArt is kept for the log alone, and takes in each part on its own.
     """
     windows, observations = batch.time_BT.shape
     size = max(1, config.steps_per_pass // observations)

@@ -3,7 +3,7 @@ r"""What an update costs, in time, arithmetic and memory, as each size grows; an
     python benchmarks/scaling.py               # about 10 minutes on 2 cores; writes results/scaling.csv and .txt
 
 What     one size at a time is moved away from a base (POPGym's column of Tables 1 and 2 at 4 windows of 256 steps);
-         each case is timed in turn with the base, so that another program's load falls on both
+         each case is timed in turn with the base, so that another program's load falls on both. Policies: 0.5 nats
 Paper    for each column of the tables: GFLOP of an update, counted by PyTorch for one window and multiplied by the
          windows (attention included, by its formula); updates of the whole run, one per 12 env steps; hours on a
          GPU at the stated share of its peak; memory by the trainer's own estimate
@@ -43,7 +43,7 @@ SWEEPS = {
 }
 # name -> peak bf16 TFLOP/s without sparsity, GB of memory | NVIDIA's data sheets
 GPUS = {"H200": (989, 141), "RTX 4090": (165, 24)}
-SHARE = 0.2  # of that peak: what small, ragged multiplies reach is measured on the CPU, and assumed here
+SHARE = 0.2  # of that peak: an assumption, nothing here was run on a GPU
 
 
 def case_of(field: str, value) -> str:
@@ -154,7 +154,7 @@ def main(argv=None) -> list[dict]:
                 f"{row['column']:<22}{row['gflop']:>10,.0f}{row['updates']:>14,.0f}{row['gb']:>7.1f}{hours}"
             )
         lines.append(
-            f"hours: of the learner alone, at {SHARE:.0%} of the peak in bf16; GB: of one pass, the policy's memory included"
+            f"hours: of the learner alone, at an assumed {SHARE:.0%} of the peak in bf16; GB: of one pass, the policy's memory included"
         )
     print("\n".join(lines))
     arguments.output.with_suffix(".txt").write_text("\n".join(lines) + "\n")

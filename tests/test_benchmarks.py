@@ -91,6 +91,9 @@ def test_held_out_tasks_are_told_apart(runs, capsys):
     assert len(rows) == 68
     groups = capsys.readouterr().out
     assert "mean of 50 trained, unseen variants" in groups and "mean of 18 held-out" in groups
+    assert (runs / "a" / "evaluation_test.csv").exists() and not (runs / "a" / "evaluation.csv").exists()
+    with pytest.raises(ValueError, match="held out: add --split test"):
+        evaluate.main([str(runs / "a"), "--episodes", "1", "--tasks", "BabyAI-GoToObj-v0"])
 
 
 def test_a_run_on_ml10_is_tested_on_what_ml10_holds_out(runs):

@@ -676,3 +676,9 @@ def test_the_file_works_alone(tmp_path):
     ]
     mistake = run("--list", "popgim")
     assert mistake.returncode == 2 and mistake.stderr.count("\n") == 1 and "popgym" in mistake.stderr
+
+
+def test_tasks_that_draw_nothing_render_none():
+    env = make_env(env="popgym", tasks="RepeatFirstEasy")
+    env.reset(seed=0)
+    assert env.render() is None

@@ -68,3 +68,15 @@ def test_versions_and_memory(tmp_path):
     assert found["numpy"].count(".") == 2 and found["commit"] == "unknown"
     assert found["no-such-package"] == "not installed"
     assert 10**8 < available_memory() < 10**13
+
+
+def test_a_line_that_a_crash_has_cut_does_not_block_a_resume(tmp_path):
+    log = Logbook(tmp_path, {}, {}, total_steps=100)
+    for step in (10, 20, 30):
+        log.write(step, step, {"x": 1.0})
+    log.close()
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text()[:-7])
+    Logbook(tmp_path, {}, {}, total_steps=100, resume_step=20).close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20]
+    assert not list(tmp_path.glob("*.tmp"))

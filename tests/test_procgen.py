@@ -305,3 +305,9 @@ def test_the_ranges_by_which_scores_are_normalised():
     assert hard["jumper"] == (1.0, 10.0) and hard["fruitbot"] == (-0.5, 27.2)
     assert BENCHMARKS["procgen-easy-rescaled"].reward_factors == {"coinrun": 100.0, "climber": 0.1}
     assert envs.PROCGEN.max_steps == 2500
+
+
+@pytest.mark.parametrize("level", [1.5, "7"])
+def test_a_level_that_is_no_integer_is_refused_before_procgen_ends_the_process(level):
+    with pytest.raises(ValueError, match="a Procgen level is from 0"):
+        ProcgenGame("coinrun", "easy").reset(options={"level": level})
