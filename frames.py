@@ -28,6 +28,7 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,14 +125,17 @@ class FrameStore:
             )
         chunks = [self._compress(frames[i : i + self.chunk]) for i in range(0, len(frames), self.chunk)]
         sizes = np.array([len(data) for data in chunks], "<u4").tobytes()
-        record = np.frombuffer(b"".join([sizes, *chunks]), np.uint8)
+        return self._append(np.frombuffer(b"".join([sizes, *chunks]), np.uint8), len(frames))
+
+    def _append(self, record: np.ndarray, frames: int) -> int:
+        "Keep a sequence as it is compressed, table of sizes included; returns its handle."
         segment = self._room(len(record))
         begin = segment.used
         segment.data[begin : begin + len(record)] = record
         segment.used += len(record)
         segment.live += 1
         handle, self._next_handle = self._next_handle, self._next_handle + 1
-        self._places[handle] = (segment, begin, len(frames))
+        self._places[handle] = (segment, begin, frames)
         return handle
 
     def _room(self, need: int) -> _Segment:
@@ -195,14 +199,17 @@ class FrameStore:
             raise ValueError(f"frames {first} to {first + count} are not in a sequence of {frames}")
         if out is None:
             out = np.empty((count, *self.frame_shape), np.uint8)
-        # Chunk c lies in [bounds[c], bounds[c + 1]), behind the table of sizes.
-        table = begin + 4 * math.ceil(frames / self.chunk)
-        bounds = np.cumsum([table, *segment.data[begin:table].view("<u4")]).tolist()
+        bounds = self._bounds(segment, begin, frames)
         for c in range(first // self.chunk, (first + count - 1) // self.chunk + 1):
             chunk = self._decompress(segment.data[bounds[c] : bounds[c + 1]])
             low, high = max(first, c * self.chunk), min(first + count, (c + 1) * self.chunk)
             out[low - first : high - first] = chunk[low - c * self.chunk : high - c * self.chunk]
         return out
+
+    def _bounds(self, segment: _Segment, begin: int, frames: int) -> list[int]:
+        "Where the chunks of a sequence lie: c in [bounds[c], bounds[c + 1]), behind the table of sizes."
+        table = begin + 4 * math.ceil(frames / self.chunk)
+        return np.cumsum([table, *segment.data[begin:table].view("<u4")]).tolist()
 
     def _decompress(self, data: np.ndarray) -> np.ndarray:
         "Frames of one chunk."
@@ -224,45 +231,37 @@ class FrameStore:
 
     # --------------------------------------------------------------------------------- save and load
 
-    def state_dict(self) -> dict:
-        """All sequences held, compressed as they are: tensors and numbers only. No frame is copied.
+    def pack(self, handles: list[int]) -> dict:
+        """Sequences as they are compressed, one behind another: tensors and numbers only, for a checkpoint.
 
-        The tensors of bytes look into memory and files of this store; bytes once written never change, and
-        a file that is deleted lives as long as its mapping. Loads with `torch.load(..., weights_only=True)`.
+        A copy: later drops do not reach it. Loads with `torch.load(..., weights_only=True)`. Raises KeyError
+        for a handle that is not held.
         """
-        held, first = sorted(self._places.items()), {}
-        for _, (segment, begin, _) in held:
-            # What was dropped before the first that is live is left out: a replay drops the oldest.
-            first[segment] = min(begin, first.get(segment, begin))
-        number = {segment: i for i, segment in enumerate(first)}
-        place = [(number[segment], begin - first[segment], N) for _, (segment, begin, N) in held]
+        places = [self._places[handle] for handle in handles]
+        ends = [self._bounds(*place)[-1] for place in places]
+        records = [segment.data[begin:end] for (segment, begin, _), end in zip(places, ends)]
         return {
             "frame_shape": list(self.frame_shape),
             "chunk": self.chunk,
-            "handle": torch.tensor([handle for handle, _ in held], dtype=torch.int64),
-            "place": torch.tensor(place, dtype=torch.int64).reshape(-1, 3),  # number, first byte, N of each
-            "data": [torch.from_numpy(segment.data[low : segment.used]) for segment, low in first.items()],
-            "next_handle": self._next_handle,
+            "frames": torch.tensor([frames for _, _, frames in places], dtype=torch.int64),
+            "bytes": torch.tensor([len(record) for record in records], dtype=torch.int64),
+            "data": torch.from_numpy(np.concatenate([np.empty(0, np.uint8), *records])),
         }
 
-    def load_state_dict(self, state: dict) -> None:
-        """Hold what a `state_dict` holds, under the same handles, and nothing else.
+    def unpack(self, packed: dict, first: int = 0) -> Iterator[int]:
+        """Add what `pack` packed, from its sequence number `first` on, one for each handle that is asked for.
 
-        Takes the state's tensors over, without a copy, as far as memory goes, and spills the rest. Budget
-        and folder may differ. Raises ValueError for other frames or chunks, FramesFull as `add` does.
+        Budget and folder may be others. Raises ValueError for other frames or chunks, FramesFull as `add` does.
         """
-        theirs, ours = (tuple(state["frame_shape"]), state["chunk"]), (self.frame_shape, self.chunk)
+        theirs, ours = (tuple(packed["frame_shape"]), packed["chunk"]), (self.frame_shape, self.chunk)
         if theirs != ours:
             raise ValueError(
                 f"the saved frames are {theirs[0]} in chunks of {theirs[1]}, not {ours[0]} in {ours[1]}"
             )
-        self.close()
-        self._segments = [_Segment(data.numpy(), len(data)) for data in state["data"]]
-        for handle, (number, begin, N) in zip(state["handle"].tolist(), state["place"].tolist()):
-            self._places[handle] = (self._segments[number], begin, N)
-            self._segments[number].live += 1
-        self._next_handle = max(self._next_handle, state["next_handle"])
-        self._make_room(0)  # all of it is in memory already, as the state: what is too much leaves now
+        data, end = packed["data"].numpy(), packed["bytes"][:first].sum().item()
+        for size, frames in zip(packed["bytes"][first:].tolist(), packed["frames"][first:].tolist()):
+            begin, end = end, end + size
+            yield self._append(data[begin:end], frames)
 
 
 def expected_bytes(benchmark: str, frames: int, frame_shape: tuple[int, ...]) -> int:

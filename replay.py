@@ -29,7 +29,9 @@ Copy     this file alone; needs numpy and torch
 Try      python replay.py
 """
 
+import itertools
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -164,6 +166,11 @@ class Replay:
     def num_steps(self) -> int:
         """Env steps held now."""
         return self._steps
+
+    @property
+    def oldest(self) -> int:
+        """Number of the oldest trajectory held, of all that were ever added."""
+        return self._added - self._count
 
     @property
     def total_added(self) -> int:
@@ -394,48 +401,62 @@ class Replay:
 
     # --------------------------------------------------------------------------------- save and load
 
-    def state_dict(self) -> dict:
-        """What is live, oldest first, and the generator's state: tensors, numbers and strings only.
+    def state_dict(self, first: int = 0, count: int | None = None) -> dict:
+        """What is held from trajectory number `first` on (at most `count`), oldest first, and the generator's state.
 
-        Everything is a copy, but for the bytes of a frame store, which never change: see there. It loads
-        with `torch.load(..., weights_only=True)`.
+        Numbers count all that were ever added, from 0: what is new since an earlier state begins at its
+        `total_added`. Copies: tensors, numbers and strings only, which load with
+        `torch.load(..., weights_only=True)`.
         """
-        slots = self._slots()
-        fields = ("length", "start", "terminated", "task")
+        oldest = self.oldest
+        first = min(max(first, oldest), self._added)
+        slots, fields = self._slots()[first - oldest :][:count], ("length", "start", "terminated", "task")
         state = {name: torch.from_numpy(self._store[name][slots]) for name in fields}
-        bottom = int(self._first_M[self._oldest]) if self._count else 0
-        newer = slice(0, self._tail if self._tail < self._top else 0)
-        for name, rows in self._rows.items():
-            state[name] = torch.from_numpy(np.concatenate([rows[bottom : self._top], rows[newer]]))
+        places = zip(self._first_M[slots].tolist(), self._length_M[slots].tolist())
+        rows = np.concatenate([np.arange(0), *(np.arange(row, row + T + 1) for row, T in places)])
+        state |= {name: torch.from_numpy(store[rows]) for name, store in self._rows.items()}
         if self.frames is not None:
-            handles = torch.from_numpy(self._store["handle"][slots])
-            state |= {"frames": self.frames.state_dict(), "handle": handles}
-        return state | {"total_added": self._added, "rng": self._rng.bit_generator.state}
+            state["frames"] = self.frames.pack(self._store["handle"][slots].tolist())
+        numbers = {"first": first, "oldest": oldest, "total_added": self._added}
+        return state | numbers | {"rng": self._rng.bit_generator.state}
 
-    def load_state_dict(self, state: dict) -> None:
-        """Replace what is held by a `state_dict`'s trajectories; the next samples are those it would draw.
+    def load_state_dict(self, state: dict, earlier: Iterable[dict] = ()) -> None:
+        """Hold what was held when `state` was made, and nothing else; the next samples are those it would draw.
 
-        The capacity may differ: a smaller one keeps the newest. Raises ValueError if shapes do not fit, or
-        only one of the two has images, and what a frame store raises when it is full.
+        Of trajectories that `state` leaves out, `earlier` states bring the rest, oldest first; they may
+        overlap, and are taken one at a time. The capacity may differ: a smaller one keeps the newest. Raises
+        ValueError if shapes do not fit, trajectories are missing, or only one of the two has images, and
+        what a frame store raises when it is full.
         """
+        if self.frames is not None:
+            self.frames.close()
+        self._oldest = self._count = self._steps = self._tail = self._top = 0
+        self._added = state["oldest"]
+        for part in itertools.chain(earlier, [state]):
+            self._take_in(part)
+        if self._added != state["total_added"]:
+            raise ValueError(
+                f"trajectories {self._added} to {state['total_added']} of the saved replay are missing"
+            )
+        self._rng.bit_generator.state = state["rng"]
+
+    def _take_in(self, state: dict) -> None:
+        "Add those trajectories of a state that come next."
         if ("frames" in state) != (self.frames is not None):
             raise ValueError("the saved replay and this one differ in whether they hold images")
-        if self.frames is not None:
-            self.frames.load_state_dict(state["frames"])
-        self._oldest = self._count = self._steps = self._tail = self._top = 0
-        arrays = {name: state[name].numpy() for name in self._rows}
-        handle = state.get("handle", torch.zeros_like(state["task"]))
-        fields = [state[name].tolist() for name in ("length", "terminated", "start", "task")]
-        first = 0
-        for steps, *fields_of_one in zip(*fields, handle.tolist()):
-            part = slice(first, first + steps)
-            obs = arrays["obs"][first : first + steps + 1]
+        skip, lengths = self._added - state["first"], state["length"].tolist()
+        if not 0 <= skip < len(lengths):
+            return  # nothing new; or a gap, which is told at the end
+        arrays, row = {name: state[name].numpy() for name in self._rows}, sum(lengths[:skip]) + skip
+        handles = itertools.repeat(0) if self.frames is None else self.frames.unpack(state["frames"], skip)
+        fields = (state[name][skip:].tolist() for name in ("length", "terminated", "start", "task"))
+        for steps, *fields_of_one in zip(*fields):
+            part = slice(row, row + steps)
+            obs = arrays["obs"][row : row + steps + 1]
             checked = self._checked(obs, arrays["action"][part], arrays["reward"][part])
             self._evict_for(steps)
-            self._put(*checked, *fields_of_one)
-            first += steps + 1
-        self._added = state["total_added"]
-        self._rng.bit_generator.state = state["rng"]
+            self._put(*checked, *fields_of_one, next(handles))
+            row += steps + 1
 
 
 def _example() -> None:

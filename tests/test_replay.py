@@ -512,17 +512,35 @@ def test_images_survive_a_state_dict(tmp_path):
         replay.load_state_dict(plain.state_dict())
 
 
-def test_a_checkpoint_from_before_there_were_images_still_loads():
+@pytest.mark.parametrize("images", [False, True])
+def test_what_is_new_since_earlier_states_completes_them(images):
+    "Parts that overlap, or hold what was evicted since, or are empty; and one that is missing."
     rng = np.random.default_rng(0)
-    replay = Replay(**DISCRETE, max_length=9, capacity_trajectories=8)
-    replay.add(**trajectory(5, rng, 3))
-    state = replay.state_dict()
-    assert set(state) == {
-        *("length", "start", "terminated", "task", "obs", "action", "reward", "total_added", "rng")
-    }
-    other = Replay(**DISCRETE, max_length=9, capacity_trajectories=8)
-    other.load_state_dict(state)
-    assert other.sample(1, 5).task_B.tolist() == [3]
+
+    def make(seed=0):
+        frames = {"frames": FrameStore((6, 5, 3), chunk=4)} if images else {}
+        return Replay(**DISCRETE, max_length=9, capacity_trajectories=20, seed=seed, **frames)
+
+    replay, parts, seen = make(), [], 0
+    for number in range(70):
+        steps = int(rng.integers(1, 10))
+        replay.add(**(with_image if images else trajectory)(steps, rng, number))
+        if number in (4, 17, 18, 40, 55, 63):
+            parts.append(replay.state_dict(seen - 2))
+            assert parts[-1]["first"] == max(0, seen - 2, number - 19)
+            seen = replay.total_added
+    new = replay.state_dict(seen)
+    assert len(new["length"]) == 6 and len(new["reward"]) == new["length"].sum() + 6
+    assert len(replay.state_dict(70)["reward"]) == 0
+    other = make(seed=9)
+    other.load_state_dict(new, iter(parts))
+    whole, again = replay.state_dict(), other.state_dict()
+    assert whole["task"].tolist() == list(range(50, 70)) and whole["rng"] == again["rng"]
+    assert all(torch.equal(whole[name], again[name]) for name in ("obs", "length", "start", "terminated"))
+    for a, b in zip(replay.sample(5, 4), other.sample(5, 4)):
+        assert a is b is None or torch.equal(a, b)
+    with pytest.raises(ValueError, match="trajectories 56 to 70 of the saved replay are missing"):
+        other.load_state_dict(new, parts[:-1])
 
 
 def test_wrong_images_raise_and_change_nothing():
