@@ -36,21 +36,27 @@ class _HashedFile:
     "A file that is written front to back, and hashed on the way: nothing is held in memory, or read again."
 
     def __init__(self, file):
-        self.file, self.hash = file, hashlib.sha256()
+        self.file, self.hash, self.error = file, hashlib.sha256(), None
 
     def write(self, data) -> int:
         self.hash.update(data)
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error  # torch.save goes on after it, and raises one of its own
+            raise
 
     def flush(self) -> None:
         self.file.flush()
 
 
-def save(path, state: dict) -> None:
+def save(path, state: dict, previous=None) -> str:
     """Write `state` to `path` so that at every moment the old file or the new one is there, whole.
 
     `state` holds tensors, numbers, strings and None, in dictionaries, lists and tuples. Makes the folder if
-    it is missing. Raises OSError where the disk is full; after that, as after a crash, the old file stands.
+    it is missing. Returns the SHA-256 of what was written. With a path `previous`, the file that was at `path`
+    is kept there, once the new one has been read back. Raises OSError where the disk is full or does not
+    give back what was written; after that, as after a crash, the old file stands.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,12 +66,20 @@ def save(path, state: dict) -> None:
     try:
         with open(temporary, "wb") as file:
             hashed = _HashedFile(file)
-            torch.save(state, hashed)
+            try:
+                torch.save(state, hashed)
+            except RuntimeError as error:
+                raise hashed.error or error from error
             file.write(hashed.hash.digest() + MAGIC)
             file.flush()
             # The data before the name: otherwise a power cut after the rename could leave the new name
             # on data that never reached the disk, and the old data gone.
             os.fsync(file.fileno())
+        with open(temporary, "rb") as file:
+            if _digest(file, os.path.getsize(temporary) - TRAILER) != hashed.hash.digest():
+                raise OSError(f"{temporary} reads back other than it was written: is the disk failing?")
+        if previous is not None and path.exists():
+            os.replace(path, previous)  # from here to the next line, the previous one is the only one
         os.replace(temporary, path)
     except BaseException:
         # Ctrl-C, too: no half-written file is left to take up the space that was missing.
@@ -79,12 +93,14 @@ def save(path, state: dict) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+    return hashed.hash.hexdigest()
 
 
-def load(path) -> dict:
+def load(path, sha256: str | None = None) -> dict:
     """Read what `save` wrote, all tensors on the CPU. Never runs code from the file.
 
-    Raises CheckpointError, one line, where the file is missing, damaged, or holds anything but plain data.
+    Raises CheckpointError, one line, where the file is missing, damaged, holds anything but plain data, or is
+    another one than that with the checksum `sha256`.
     """
     path = Path(path)
     if not path.is_file():
@@ -101,6 +117,8 @@ def load(path) -> dict:
                 f"{path} is damaged (cut short, or changed since it was written) or no checkpoint of this "
                 "program: take another checkpoint of that run, or a backup of this one"
             )
+        if sha256 not in (None, trailer[: -len(MAGIC)].hex()):
+            raise CheckpointError(f"{path} is not the file that the checkpoint was saved with")
         file.seek(0)
         try:
             return torch.load(file, map_location="cpu", weights_only=True)
@@ -121,6 +139,28 @@ def _digest(file, size: int) -> bytes:
         sha.update(piece)
         size -= len(piece)
     return sha.digest()
+
+
+def save_part(folder, name: str, state: dict) -> dict:
+    """Write a part of a checkpoint to a file of its own; returns what to put into the checkpoint for it.
+
+    A checkpoint is written after its parts, and names them with their checksums: it never refers to anything
+    newer than itself, and what has not changed since the last one is not written again. Raises as `save`.
+    """
+    return {"file": name, "sha256": save(Path(folder) / name, state)}
+
+
+def load_part(folder, part: dict) -> dict:
+    """Read the part that `save_part` described. CheckpointError where that file is missing, damaged or another."""
+    return load(Path(folder) / Path(part["file"]).name, part["sha256"])
+
+
+def remove_others(folder, parts: list[dict]) -> None:
+    """Delete the files of a folder that are none of `parts`, what a killed process left half-written included."""
+    keep = {part["file"] for part in parts}
+    for path in Path(folder).glob("*.pt*"):
+        if path.name not in keep:
+            path.unlink(missing_ok=True)
 
 
 def rng_state() -> dict:
