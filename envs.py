@@ -26,7 +26,8 @@ observation after an attempt's last action is the next attempt's first, a fresh 
 (`same_variant`: the same one again), and carries that action's reward; the last frame of the finished
 attempt is dropped. The rollout terminates when its last attempt is over, for whatever reason; only a cap
 of `max_steps` truncates it. Rewards of the first `free_attempts` are shown to the agent and not returned:
-free exploration, then the plays that count.
+free exploration, then the plays that count. A rollout in progress is no more than a generator's state and the
+actions since: `snapshot` and `restore`.
 
 OFFICIAL  sizes come from the spaces as they are: 27 actions, where the paper's POPGym had 26.
 DEVIATION `store_executed`: an invalid action is replaced by a random valid one, and `previous_action`
@@ -34,19 +35,26 @@ DEVIATION `store_executed`: an invalid action is replaced by a random valid one,
 """
 
 import argparse
+import contextlib
 import difflib
 import functools
+import math
+import multiprocessing
 import os
 import re
+import selectors
 import signal
 import sys
+import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv, VectorEnv
+from gymnasium.vector.utils import batch_space
 
 from simulators import (
     PROCGEN_EASY,
@@ -83,6 +91,8 @@ def flattener(space: spaces.Space, at: int = 0) -> Callable:
     """A function (value, out) that writes a value of `space` into the zeroed vector `out`, from `at` on.
 
     Built once, because this runs at every step and Gymnasium's own `flatten` costs as much as a task.
+    The function raises ValueError for NaN and infinity, and for a value of another shape: with a single number
+    NumPy would fill the whole slice, without a word.
     """
     if isinstance(space, spaces.Discrete):
         at -= int(space.start)
@@ -90,11 +100,12 @@ def flattener(space: spaces.Space, at: int = 0) -> Callable:
         def write(value, out):
             out[at + int(value)] = 1.0
     elif isinstance(space, spaces.MultiDiscrete):
-        nvec = space.nvec.ravel()
-        first = at + np.concatenate([[0], np.cumsum(nvec)[:-1]]) - space.start.ravel()
+        nvec, shape = space.nvec.ravel(), space.shape
+        first = (at + np.concatenate([[0], np.cumsum(nvec)[:-1]])).reshape(shape) - space.start
 
         def write(value, out):
-            out[first + np.ravel(value)] = 1.0
+            check_shape(value, shape)
+            out[first + value] = 1.0
     elif isinstance(space, (spaces.Tuple, spaces.Dict)):
         named = list(space.items()) if isinstance(space, spaces.Dict) else list(enumerate(space.spaces))
         starts = at + np.cumsum([0] + [feature_count(s) for _, s in named])
@@ -104,12 +115,23 @@ def flattener(space: spaces.Space, at: int = 0) -> Callable:
             for key, write_part in parts:
                 write_part(value[key], out)
     else:
-        end = at + feature_count(space)
+        end, shape = at + feature_count(space), space.shape
 
         def write(value, out):
-            out[at:end] = np.ravel(value)
+            check_shape(value, shape)
+            part = out[at:end]
+            part.reshape(shape)[...] = value
+            # NaN and infinity stay in a sum of squares; to look at each number takes five times as long.
+            if not math.isfinite(part.dot(part)) and not np.isfinite(part).all():
+                raise ValueError(f"one of its numbers is {part[np.isfinite(part).argmin()]}")
 
     return write
+
+
+def check_shape(value, shape: tuple[int, ...]) -> None:
+    "ValueError for a value of another shape. An array is asked first: `np.shape` takes longer."
+    if getattr(value, "shape", None) != shape and np.shape(value) != shape:
+        raise ValueError(f"shape {np.shape(value)} where {shape} was announced")
 
 
 class Actions:
@@ -128,11 +150,10 @@ class Actions:
             self.size, shape, first = int(np.prod(space.nvec)), tuple(space.nvec), space.start
             self.to_task = lambda action: np.array(np.unravel_index(action, shape)) + first
         elif isinstance(space, spaces.Box) and space.is_bounded():
-            self.size, shape, low, high = int(np.prod(space.shape)), space.shape, space.low, space.high
+            self.size, shape, dtype = int(np.prod(space.shape)), space.shape, space.dtype
+            low, high = space.low, space.high
             # [-1, 1] -> the task's own bounds
-            self.to_task = lambda action: (low + (high - low) * (action.reshape(shape) + 1) / 2).astype(
-                space.dtype
-            )
+            self.to_task = lambda action: (low + (high - low) * (action.reshape(shape) + 1) / 2).astype(dtype)
         else:
             raise ValueError(f"actions of type {space} are neither discrete nor bounded vectors")
 
@@ -163,7 +184,8 @@ class MultiTaskEnv(gymnasium.Env):
     steps, or None where neither a task nor `max_steps` sets a limit.
     Raises ValueError for no tasks, fewer than one attempt, no attempt that counts, discrete and continuous
     actions or vectors and images together, an action outside `action_space`; `ResetNeeded` for a step
-    outside a rollout.
+    outside a rollout. A task that raises anything, that returns NaN or infinity in an observation or a reward,
+    or an observation of another shape than its space's, is a ValueError too: one line, with task and step.
     """
 
     def __init__(
@@ -233,12 +255,14 @@ class MultiTaskEnv(gymnasium.Env):
         longest = None if None in limits else attempts * max(limits)
         self.max_rollout_length = min((n for n in (longest, max_steps) if n is not None), default=None)
         self._info = [{"task": name, "task_id": i} for i, name in enumerate(self.tasks)]
-        self._task = None
+        self._task = self._start = None
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Start a rollout: draw a task (or take options["task"]) and a variant of it."""
         super().reset(seed=None if seed is None else int(seed))
         name = (options or {}).get("task")
+        # With the actions since, all that `restore` needs: everything else follows.
+        self._start, self._taken = {"generator": self.np_random.bit_generator.state, "task": name}, []
         if name is None:
             self._task = self.drawn[int(self.np_random.integers(len(self.drawn)))]
         elif name in self.tasks:
@@ -270,22 +294,30 @@ class MultiTaskEnv(gymnasium.Env):
             chosen = np.clip(np.asarray(action, dtype=np.float32), -1.0, 1.0)
             if chosen.shape != self.action_space.shape:
                 raise ValueError(f"an action has shape {self.action_space.shape}, got {chosen.shape}")
+            if not math.isfinite(chosen.dot(chosen)):  # or it would look like the task's fault
+                raise ValueError(f"an action must be finite, got {chosen.tolist()}")
             valid, executed = True, chosen[: actions.size]
-        frame, reward, terminated, truncated, own_info = self._envs[task].step(actions.to_task(executed))
-        own_reward, over = float(reward), bool(terminated or truncated)
+        self._taken.append(chosen)
+        self._length += 1
+        try:
+            frame, reward, terminated, truncated, own_info = self._envs[task].step(actions.to_task(executed))
+            own_reward, over, success = float(reward), bool(terminated or truncated), own_info.get("success")
+        except Exception as error:
+            raise self._fault(f"raised {type(error).__name__}: {first_line(error)}") from error
         counts = self._attempt >= self.free_attempts
         reward = own_reward * self._factor[task]
+        if not abs(reward) <= 3.4e38:  # nor is NaN; a float32 ends there
+            raise self._fault(f"returned a reward of {own_reward}")
         if self.clip_rewards:
             reward = min(max(reward, -1.0), 1.0)
         returned = reward if counts else 0.0
-        self._length += 1
         self._attempt_returns[self._attempt] += own_reward
         self._return += own_reward if counts else 0.0
-        if "success" in own_info:
+        if success is not None:
             if self._success is None:
                 self._success = np.zeros(self.attempts, dtype=np.float32)
             # Once is enough: a Meta-World success may be lost again before the attempt ends.
-            self._success[self._attempt] = max(self._success[self._attempt], float(own_info["success"]))
+            self._success[self._attempt] = max(self._success[self._attempt], float(success))
         terminated = over and self._attempt == self.attempts - 1
         next_attempt = over and not terminated
         if next_attempt:
@@ -303,17 +335,34 @@ class MultiTaskEnv(gymnasium.Env):
             self._task = None
         return obs, returned, terminated, truncated, info
 
+    def step_on(self, action) -> tuple:
+        """What `step` returns, and None; or the next rollout's first observation and info, and the ended one's last."""
+        obs, reward, terminated, truncated, info = self.step(action)
+        if not (terminated or truncated):
+            return obs, reward, terminated, truncated, info, None
+        last, (obs, info) = {"final_obs": obs, "final_info": info}, self.reset()
+        return obs, reward, terminated, truncated, info, last
+
     def _new_attempt(self):
         "First frame of an attempt. Its variant's seed comes from our own generator, so one seed decides all."
         if self._seed is None or not self.same_variant:
             self._seed = int(self.np_random.integers(2**31 - 1))
-        return self._envs[self._task].reset(seed=self._seed)[0]
+        try:
+            return self._envs[self._task].reset(seed=self._seed)[0]
+        except Exception as error:
+            raise self._fault(f"raised {type(error).__name__}: {first_line(error)}") from error
 
     def _see(self, frame, reward: float, attempt_start: bool, valid: bool, action=None):
         "The observation, with the action that led to it. New arrays each time: nothing stored can alias."
         vector = np.zeros(self._size, dtype=np.float32)
-        if not self.image_shape:
-            self._write[self._task](frame, vector)
+        try:
+            if self.image_shape:
+                check_shape(frame, self.image_shape)
+                image = np.asarray(frame).astype(np.uint8, casting="safe")  # a copy
+            else:
+                self._write[self._task](frame, vector)
+        except Exception as error:
+            raise self._fault(f"returned an observation unlike its space: {first_line(error)}") from error
         at, flag = self._first_action, self._first_flag
         if action is None:
             pass
@@ -327,11 +376,42 @@ class MultiTaskEnv(gymnasium.Env):
             vector[flag + 3] = valid
         if not self.image_shape:
             return vector
-        image = np.array(frame, dtype=np.uint8)
         if self.mark_attempts and self._attempt > 0:
             side = image.shape[0] // 8  # the paper names no size; 8 of 64 pixels hide little of any game
             image[:side, :side] = 0
         return {"image": image, "vector": vector}
+
+    def _fault(self, what: str) -> ValueError:
+        "What the task that is played has done wrong, and when, in one line."
+        return ValueError(
+            f"task '{self.tasks[self._task]}' {what} (env step {self._length} of a rollout, attempt "
+            f"{self._attempt + 1} of {self.attempts}). Mend it, or leave it out with --tasks"
+        )
+
+    def snapshot(self) -> dict:
+        """The rollout so far as plain data, from which `restore` lives it again. `ResetNeeded` if there is none.
+
+        {"generator": our generator's state before the task was drawn, "task": the one asked for, or None, "actions":
+        those taken since}. A simulator's own state would need a pickle, and loading one runs code.
+        """
+        if self._start is None:
+            raise gymnasium.error.ResetNeeded("no rollout has begun: call reset() first")
+        # A float32 number survives as the same double, and comes back as the same float32.
+        return self._start | {"actions": np.array(self._taken).tolist()}
+
+    def restore(self, snapshot: dict) -> tuple:
+        """Live a rollout again, up to where `snapshot` was taken: (observation, info) as they were then.
+
+        What follows is what would have followed. Where seed and actions do not determine a simulator, the observation
+        may be another: compare it. A rollout that ends too early gives a new one's first, which equals no later one.
+        """
+        self.np_random.bit_generator.state = snapshot["generator"]
+        obs, info = self.reset(options={"task": snapshot["task"]})
+        for action in snapshot["actions"]:
+            if self._task is None:
+                return self.reset()
+            obs, _, _, _, info = self.step(action)
+        return obs, info
 
     def render(self) -> np.ndarray | None:
         """A picture (H, W, 3) uint8 of the task that is played, as people see it; None where it has none."""
@@ -386,9 +466,7 @@ def popgym_tasks() -> dict[str, Callable]:
         if discrete and Actions(env.action_space).size < 30 and feature_count(env.observation_space) < 30:
             tasks[make.__name__] = make
     if len(tasks) != 27:
-        raise ValueError(
-            f"expected the paper's 27 POPGym tasks, found {len(tasks)}: pip install -r requirements.txt"
-        )
+        raise ValueError(f"{len(tasks)} POPGym tasks, not the paper's 27: pip install -r requirements.txt")
     return tasks
 
 
@@ -455,14 +533,10 @@ class Benchmark(NamedTuple):
     sets: Callable | None = None  # (split) -> {name: {name: constructor}}, what else can be asked for
 
 
+ALIKE = {"free_attempts": 0, "same_variant": True}  # all attempts count, and are at the same thing
 # Appendix B: a level is played twice and both attempts count; H = 2500 steps in both together.
 PROCGEN = Benchmark(
-    functools.partial(procgen_tasks, PROCGEN_EASY),
-    attempts=2,
-    same_variant=True,
-    mark_attempts=True,
-    max_steps=2500,
-    free_attempts=0,
+    functools.partial(procgen_tasks, PROCGEN_EASY), attempts=2, mark_attempts=True, max_steps=2500, **ALIKE
 )
 
 BENCHMARKS = {
@@ -470,20 +544,9 @@ BENCHMARKS = {
     "popgym": Benchmark(lambda split: popgym_tasks(), attempts=2),
     "scales": Benchmark(lambda split: scales_tasks(), attempts=1, reward_factors=SCALES),
     "metaworld": Benchmark(
-        lambda split: metaworld_sets(split)["ML45"],
-        attempts=3,
-        free_attempts=0,
-        same_variant=True,
-        slow=True,
-        sets=metaworld_sets,
+        lambda split: metaworld_sets(split)["ML45"], attempts=3, slow=True, sets=metaworld_sets, **ALIKE
     ),
-    "babyai": Benchmark(
-        lambda split: babyai_sets(split)["BabyAI"],
-        attempts=2,
-        free_attempts=0,
-        same_variant=True,
-        sets=babyai_sets,
-    ),
+    "babyai": Benchmark(lambda split: babyai_sets(split)["BabyAI"], attempts=2, sets=babyai_sets, **ALIKE),
     "procgen-easy": PROCGEN,
     "procgen-easy-rescaled": PROCGEN._replace(reward_factors=PROCGEN_RESCALED),
     "procgen-memory-hard": PROCGEN._replace(
@@ -590,6 +653,50 @@ def make_env(
     )
 
 
+# ------------------------------------------------------------------------------ many of them, side by side
+
+
+def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, worker_timeout=300.0, **kwargs):
+    """`num_envs` of `make_env(env, **kwargs)` stepped together, in process or in worker processes.
+
+    `reset(seed=s)` seeds environment i with s + i. They reset on the same step: where rollout i ends, the
+    observation is already the next one's first, as are info["task"] and info["task_id"]; the old one's last
+    observation is info["final_obs"][i], its info info["final_info"]["return"][i] and so on, each
+    (num_envs, ...) with a mask info["final_info"]["_return"]. Gymnasium's default, resetting on the next step,
+    would put a step into the data that nobody chose.
+    `snapshots()` is each environment's `snapshot()`; `restore(them)` returns what `reset` does, of where they were
+    taken, and begins a new rollout for a None among them; `restart(i)` is environment i's own `reset()`.
+    A worker that dies, or does not answer a step within `worker_timeout` seconds, is replaced, and its rollout
+    dropped: a step's info["lost"] (num_envs,) is True there, the observation a new rollout's first, the reward
+    0. It is False in all other steps, and always in process.
+    """
+    makes = [functools.partial(make_env, env, lane=(i, num_envs), **kwargs) for i in range(num_envs)]
+    return InWorkers(makes, worker_timeout) if asynchronous else InProcess(makes, autoreset_mode="SameStep")
+
+
+def together(obs_E: Sequence):
+    "Observations of all environments as one, (E, ...), or a dictionary of such."
+    if isinstance(obs_E[0], dict):
+        return {name: together([obs[name] for obs in obs_E]) for name in obs_E[0]}
+    return np.array(obs_E)
+
+
+def begun(obs_E: Sequence, info_E: Sequence[dict]) -> tuple:
+    "Observations and info of all environments, as their `reset` returned them, as one."
+    task_E = np.array([info["task"] for info in info_E], dtype=object)
+    return together(obs_E), {"task": task_E, "task_id": np.array([info["task_id"] for info in info_E])}
+
+
+def stepped(envs: VectorEnv, steps_E: Sequence[tuple], lost_E: np.ndarray) -> tuple:
+    "What each environment's `step_on` returned, as one."
+    obs_E, reward_E, terminated_E, truncated_E, info_E, last_E = zip(*steps_E)
+    (obs, info), last = begun(obs_E, info_E), {}
+    for e, ended in enumerate(last_E):
+        last = last if ended is None else envs._add_info(last, ended, e)
+    info |= {"lost": lost_E} | last
+    return obs, np.array(reward_E), np.array(terminated_E), np.array(truncated_E), info
+
+
 class InProcess(SyncVectorEnv):
     """`MultiTaskEnv`s stepped one after the other; see `make_vector_env`.
 
@@ -600,68 +707,195 @@ class InProcess(SyncVectorEnv):
 
     def step(self, actions):
         """One step of every environment; where a rollout ends, the next one has begun."""
-        steps = [env.step(action) for env, action in zip(self.envs, actions, strict=True)]
-        obs_E, reward_E, terminated_E, truncated_E, info_E = map(list, zip(*steps))
-        terminated_E, truncated_E, last = np.array(terminated_E), np.array(truncated_E), {}
-        for e in np.flatnonzero(terminated_E | truncated_E):
-            last = self._add_info(last, {"final_obs": obs_E[e], "final_info": info_E[e]}, e)
-            obs_E[e], info_E[e] = self.envs[e].reset()
-        info = {"task": np.array([info["task"] for info in info_E], dtype=object)}
-        info["task_id"] = np.array([info["task_id"] for info in info_E])
-        return self._together(obs_E), np.array(reward_E), terminated_E, truncated_E, info | last
+        steps_E = [env.step_on(action) for env, action in zip(self.envs, actions, strict=True)]
+        return stepped(self, steps_E, np.zeros(self.num_envs, dtype=bool))
 
-    def _together(self, obs_E: list):
-        "Observations of all environments as one, (E, ...), or a dictionary of such."
-        if isinstance(obs_E[0], dict):
-            return {name: self._together([obs[name] for obs in obs_E]) for name in obs_E[0]}
-        return np.array(obs_E)
+    def snapshots(self) -> list[dict]:
+        """Each environment's rollout so far."""
+        return [env.snapshot() for env in self.envs]
+
+    def restore(self, snapshots: Sequence[dict | None]) -> tuple:
+        """Live these rollouts again; None begins a new one."""
+        pairs = zip(self.envs, snapshots, strict=True)
+        return begun(*zip(*[env.restore(snapshot) if snapshot else env.reset() for env, snapshot in pairs]))
+
+    def restart(self, e: int) -> tuple:
+        """Begin a new rollout in environment `e`; its observation and info."""
+        return self.envs[e].reset()
 
 
-def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, **kwargs):
-    """`num_envs` of `make_env(env, **kwargs)` stepped together, in process or in worker processes.
+class InWorkers(VectorEnv):
+    """`MultiTaskEnv`s in worker processes, one each, of which a dead or silent one is replaced.
 
-    `reset(seed=s)` seeds environment i with s + i; workers hand over observations in shared memory. They
-    reset on the same step: where rollout i ends, the observation is already the next one's first, as are
-    info["task"] and info["task_id"]; the old one's last observation is info["final_obs"][i], its info
-    info["final_info"]["return"][i] and so on, each (num_envs, ...) with a mask info["final_info"]["_return"].
-    Gymnasium's default, resetting on the next step, would put a step into the data that nobody chose.
+    See `make_vector_env`. Gymnasium's own `AsyncVectorEnv` waits for ever for a silent worker, and replaces none.
+    ValueError, all workers ended, for a faulty task, for a worker that is lost while it begins or restores a
+    rollout, and for one that is lost three times without having finished one.
     """
-    makes = [functools.partial(make_env, env, lane=(i, num_envs), **kwargs) for i in range(num_envs)]
-    if asynchronous:
-        makes = [functools.partial(make_in_worker, os.getpid(), make) for make in makes]
-    vector = InWorkers if asynchronous else InProcess
-    return vector(makes, autoreset_mode=AutoresetMode.SAME_STEP)
 
+    start_seconds = 60.0  # more than for a step, to start a process and to make simulators
 
-class InWorkers(AsyncVectorEnv):
-    """Environments in worker processes, of which a dead one is an error, not silence."""
+    def __init__(self, makes: Sequence[Callable], timeout: float = 300.0):
+        self.makes, self.num_envs, self.timeout = makes, len(makes), timeout
+        self.lanes, self._parent, self._seed, self._replaced = range(self.num_envs), os.getpid(), 0, 0
+        self.processes, self._pipes, self._selector = [], {}, selectors.PollSelector()
+        self._lost_E = np.zeros(self.num_envs, dtype=int)  # times since a rollout was finished
+        with contextlib.closing(makes[0]()) as env:  # looked at, not played
+            self.single_observation_space, self.single_action_space = env.observation_space, env.action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.processes.extend(self._start(e) for e in self.lanes)
 
-    def step(self, actions):
-        """As Gymnasium's. Raises ValueError if a worker has died; the others are then ended."""
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple:
+        """Begin a rollout in every environment."""
+        self._seed = self._seed if seed is None else int(seed)
+        seeds = [None if seed is None else int(seed) + e for e in self.lanes]
+        requests = {e: ("reset", {"seed": seeds[e], "options": options}) for e in self.lanes}
+        return begun(*zip(*self._begin(requests)))
+
+    def step(self, actions) -> tuple:
+        """One step of every environment; where a rollout ends, or is lost, the next one has begun."""
+        requests = {e: ("step_on", {"action": a}) for e, a in zip(self.lanes, actions, strict=True)}
+        steps = self._ask(requests)
+        lost_E = np.array([e not in steps for e in self.lanes])
+        while missing := [e for e in self.lanes if e not in steps]:
+            new = self._ask({e: ("reset", {"seed": self._replace(e)}) for e in missing}, self.start_seconds)
+            steps |= {e: (obs, 0.0, False, False, info, None) for e, (obs, info) in new.items()}
+        result = stepped(self, [steps[e] for e in self.lanes], lost_E)
+        self._lost_E[result[2] | result[3]] = 0
+        return result
+
+    def snapshots(self) -> list[dict | None]:
+        """Each environment's rollout so far; None of a worker that is lost, which the next step replaces."""
+        known = self._ask({e: ("snapshot", {}) for e in self.lanes})
+        return [known.get(e) for e in self.lanes]
+
+    def restore(self, snapshots: Sequence[dict | None]) -> tuple:
+        """Live these rollouts again; None begins a new one."""
+        self._seed = next((s["generator"]["state"]["state"] for s in snapshots if s), self._seed)
+        requests = [("restore", {"snapshot": s}) if s else ("reset", {}) for s in snapshots]
+        longest = max(len(s["actions"]) if s else 0 for s in snapshots)  # a second for each step, at most
+        return begun(*zip(*self._begin(dict(zip(self.lanes, requests, strict=True)), longest)))
+
+    def restart(self, e: int) -> tuple:
+        """Begin a new rollout in environment `e`; its observation and info."""
+        return self._begin({e: ("reset", {})})[0]
+
+    def close_extras(self, **kwargs) -> None:
+        """Hang up, and kill the workers that are still there after two seconds, whatever they are doing."""
+        if os.getpid() != self._parent:  # a worker's copy of this object
+            return
+        for pipe in self._pipes.values():
+            pipe.close()
+        deadline = time.monotonic() + 2
         try:
-            return super().step(actions)
-        except (EOFError, BrokenPipeError, ConnectionResetError) as error:
+            for process in self.processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+        finally:  # Ctrl-C leaves none of them behind
             for process in self.processes:
                 process.kill()
-            self.closed = True  # closing would wait for answers that never come
-            raise ValueError(
-                "a worker process died, killed perhaps because memory ran out: add --resume and the run's --name to go "
-                "on from its last checkpoint, with fewer --num_envs or --workers none"
-            ) from error
+                process.join(1)
+
+    def _begin(self, requests: dict[int, tuple], seconds: float = 0.0) -> list[tuple]:
+        "The answers to `requests`, which begin rollouts."
+        answers = self._ask(requests, self.start_seconds + seconds)
+        if len(answers) < len(requests):
+            self._give_up()
+        return [answers[e] for e in requests]
+
+    def _ask(self, requests: dict[int, tuple], more_seconds: float = 0.0) -> dict:
+        """The answers {e: result} to the requests {e: (method, arguments)}. A worker that has died is left out, and so
+        is one that was silent for `timeout` and more after the last answer of any. ValueError for what one reports.
+        """
+        if self.closed:
+            raise gymnasium.error.ClosedEnvironmentError("these environments are closed")
+        answers, waiting, silent = {}, set(), 0.0
+        try:
+            for e, request in requests.items():
+                with contextlib.suppress(OSError):  # it is dead
+                    self._pipes[e].send(request)
+                    waiting.add(e)
+            # In quarters of a second: Ctrl-Z, which stops this program and its workers, takes away just one.
+            while waiting and silent < self.timeout + more_seconds:
+                ready = self._selector.select(0.25)
+                silent = 0.0 if ready else silent + 0.25
+                for e in (key.data for key, _ in ready):
+                    waiting.discard(e)
+                    try:
+                        answers[e], fault = self._pipes[e].recv()
+                    except (EOFError, OSError):
+                        self._kill(e)
+                        continue
+                    if fault:
+                        raise ValueError(fault)
+            for e in requests.keys() - answers.keys():
+                self._kill(e)
+        except BaseException:  # with Ctrl-C among them: some have answered, and some still will
+            self.close()
+            raise
+        return answers
+
+    def _start(self, e: int) -> multiprocessing.Process:
+        "A new process for environment `e`."
+        self._pipes[e], theirs = multiprocessing.Pipe()
+        arguments = (self.makes[e], theirs, list(self._pipes.values()))
+        process = multiprocessing.Process(target=serve, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        self._selector.register(self._pipes[e], selectors.EVENT_READ, e)
+        return process
+
+    def _kill(self, e: int) -> None:
+        "End worker `e`, whatever it is doing, if that has not been done."
+        if not self._pipes[e].closed:
+            self._selector.unregister(self._pipes[e])
+            self._pipes[e].close()
+            self.processes[e].kill()
+            self.processes[e].join(1)
+
+    def _replace(self, e: int) -> int:
+        "A new worker for environment `e`; returns the seed that it should begin with."
+        self._lost_E[e] += 1
+        if self._lost_E[e] == 3:
+            self._give_up(" three times in a row")
+        self.processes[e] = self._start(e)
+        # 64 bits of their own: hardly ever one that was given or drawn elsewhere.
+        self._replaced += 1
+        return int(np.random.SeedSequence([self._seed, e, self._replaced]).generate_state(1, np.uint64)[0])
+
+    def _give_up(self, times: str = "") -> None:
+        "ValueError, all workers ended."
+        self.close()
+        raise ValueError(
+            f"a worker process died or was silent for {self.timeout:g} seconds{times}, killed perhaps because memory "
+            "ran out: add --resume and the run's --name to go on from its last checkpoint, with fewer --num_envs or "
+            "--workers none"
+        )
 
 
-def make_in_worker(parent: int, make: Callable) -> MultiTaskEnv:
-    """`make()`, in a process that takes one core and leaves signals to its parent.
+def serve(make: Callable, pipe, parents: Sequence) -> None:
+    """A worker's whole life: call its environment's methods as the parent asks, until that hangs up.
 
-    Ctrl-C reaches every process of a terminal; a worker that died of it would fail the parent's last step
-    before it has saved. A parent's own handler of SIGTERM, inherited, would keep a worker alive.
+    `pipe` is this end; `parents` the other ends of all pipes, copied into this process, where they would keep
+    workers from noticing that their parent is gone. Answers are (result, None), or (None, what is wrong) at the end.
     """
-    if os.getpid() != parent:  # Gymnasium also makes one in the parent, to look at its spaces
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(1)
-    return make()
+    # Ctrl-C reaches every process of a terminal; a worker that died of it would fail the parent's last step
+    # before it has saved. A parent's own handler of SIGTERM, inherited, would keep a worker alive.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    for parent in parents:
+        parent.close()
+    try:
+        with contextlib.closing(make()) as env:
+            while True:
+                method, arguments = pipe.recv()
+                pipe.send((getattr(env, method)(**arguments), None))
+    except Exception as error:  # noqa: BLE001  not lost: the parent raises it
+        # A task's fault in its one line; anything else is a mistake of ours.
+        fault = str(error) if isinstance(error, ValueError) else traceback.format_exc()
+        with contextlib.suppress(OSError):  # the parent has hung up
+            pipe.send((None, fault))
 
 
 def print_list(env: str) -> None:

@@ -3,6 +3,7 @@
 import builtins
 import copy
 import functools
+import io
 import os
 import shutil
 import signal
@@ -16,12 +17,13 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envs import (
     SCALES,
     Actions,
     InProcess,
+    InWorkers,
     MultiTaskEnv,
     attempt_limit,
     feature_count,
@@ -292,8 +294,7 @@ def test_parts_that_all_tasks_name_are_named_in_the_layout():
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_images_pass_through_vector_environments(asynchronous):
     "Both reset on the same step, and hand over the last observation of a rollout apart."
-    vector = AsyncVectorEnv if asynchronous else InProcess
-    envs = vector([screens] * 2, autoreset_mode=AutoresetMode.SAME_STEP)
+    envs = (InWorkers if asynchronous else InProcess)([screens] * 2)
     try:
         obs, _ = envs.reset(seed=0)
         assert obs["image"].shape == (2, 16, 16, 3) and obs["image"].dtype == np.uint8
@@ -489,6 +490,7 @@ def test_in_process_hands_over_what_gymnasium_does(make):
         action = ours.action_space.sample()
         mine, expected = ours.step(action), theirs.step(action)
         del expected[4]["_task"], expected[4]["_task_id"]  # that every environment has one
+        assert mine[4].pop("lost").tolist() == [False] * 3
         assert equal(mine, expected)
         kept.append((mine, copy.deepcopy(mine)))
         ends += (mine[2] | mine[3]).sum()
@@ -503,6 +505,169 @@ def equal(a, b) -> bool:
     if isinstance(a, tuple) or (isinstance(a, np.ndarray) and a.dtype == object):
         return len(a) == len(b) and all(equal(x, y) for x, y in zip(a, b))
     return np.array_equal(a, b) and getattr(a, "dtype", None) == getattr(b, "dtype", None)
+
+
+def through_a_file(data):
+    "What a checkpoint makes of it: loaded without running any code."
+    file = io.BytesIO()
+    torch.save(data, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def actions_of(env, seed=0):
+    "Random actions, a tenth of the continuous ones beyond their bounds."
+    rng, space = np.random.default_rng(seed), env.action_space
+    while True:
+        yield int(rng.integers(space.n)) if env.discrete else rng.uniform(-1.1, 1.1, space.shape)
+
+
+def attempt_of(env, obs):
+    return int((obs if env.image_shape is None else obs["vector"])[env.layout["attempt"]][0])
+
+
+def check_resume(make, attempts=(0, 1), tail=3000):
+    """In the middle of each of these attempts of the second rollout, a fresh environment takes over.
+
+    It shows what the old one did last; the rest of the rollout and the next one, or `tail` steps, are the same.
+    """
+    env = make()
+    obs, info = env.reset(seed=3)
+    actions, ended = actions_of(env), 0
+    while not ended:
+        obs, *_, info, last = env.step_on(next(actions))
+        ended += last is not None
+    for attempt in attempts:
+        steps = 0
+        while steps < 2:  # some way into the attempt
+            obs, *_, info, _ = env.step_on(next(actions))
+            steps = steps + 1 if attempt_of(env, obs) == attempt else 0
+        fresh = make()
+        assert equal((obs, info), fresh.restore(through_a_file(env.snapshot())))
+        ended = 0
+        for _ in range(tail):
+            action = next(actions)
+            mine, theirs = env.step_on(action), fresh.step_on(action)
+            assert equal(mine, theirs)
+            ended += mine[-1] is not None
+            if ended == 2:
+                break
+        fresh.close()
+    env.close()
+
+
+@pytest.mark.parametrize("name", popgym_tasks())
+def test_resuming_in_mid_rollout_popgym(name):
+    "Of 27 actions most are invalid here, and replaced at random: these replacements come back too."
+    check_resume(functools.partial(make_env, "popgym", name))
+
+
+def play_on(names, **kwargs):
+    return functools.partial(make_env, names, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("make", "attempts", "tail"),
+    [
+        (play_on("popgym", store_executed=True), (0, 1), 3000),
+        (play_on("scales"), (0,), 3000),
+        (play_on("gym:CartPole-v1,Acrobot-v1", attempts=2), (0, 1), 3000),
+        (play_on("gym:Pendulum-v1", attempts=2), (0, 1), 3000),
+        (play_on("babyai", tasks="BabyAI-GoToLocal-v0,BabyAI-KeyCorridor-v0", max_steps=700), (0, 1), 900),
+        (play_on("procgen-easy", max_steps=600), (0, 1), 900),
+        (play_on("procgen-memory-hard", max_steps=600), (0, 1), 900),
+        (play_on("atari", tasks="Breakout,Qbert", max_steps=150), (0,), 350),
+        (play_on("metaworld", tasks="reach-v3,door-open-v3", max_steps=520), (0, 1), 600),
+    ],
+    ids=lambda value: "-".join(value.args) if isinstance(value, functools.partial) else "",
+)
+def test_resuming_in_mid_rollout(make, attempts, tail):
+    check_resume(make, attempts, tail)
+
+
+def test_a_snapshot_is_small_and_plain():
+    env = make_env("gym:Pendulum-v1")
+    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset"):
+        env.snapshot()
+    env.reset(seed=0)
+    given = np.array([[0.1], [1 / 3], [-7.0]])
+    for action in given:
+        env.step(action)
+    snapshot = env.snapshot()
+    assert list(snapshot) == ["generator", "task", "actions"] and snapshot["task"] is None
+    assert snapshot["actions"] == np.clip(given, -1, 1).astype(np.float32).tolist()
+    env.step(given[0])
+    assert len(snapshot["actions"]) == 3  # later steps do not change it
+    env = two_sizes()
+    env.reset(seed=0), env.reset(options={"task": "Long"}), env.step(np.int64(3))
+    assert env.snapshot()["actions"] == [3] and type(env.snapshot()["actions"][0]) is int
+    fresh = two_sizes()
+    assert fresh.restore(through_a_file(env.snapshot()))[1]["task"] == "Long"
+    env.reset(), fresh.reset()
+    assert env.snapshot() == fresh.snapshot() and env.snapshot()["actions"] == []
+
+
+def test_a_finished_rollout_is_restored_finished():
+    env, fresh = two_sizes(attempts=1), two_sizes(attempts=1)
+    env.reset(seed=0, options={"task": "Short"})
+    obs, _, _, _, info = [env.step(0) for _ in range(3)][-1]
+    seen, told = fresh.restore(env.snapshot())
+    assert np.array_equal(view(fresh, seen)["observation"], view(env, obs)["observation"])
+    assert equal(told, info) and info["return"] == 3
+    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset"):
+        fresh.step(0)
+
+
+def test_where_a_simulator_changes_its_mind_a_new_rollout_begins():
+    env = MultiTaskEnv({"A": lambda: Countdown(5)})
+    env.reset(seed=0)
+    for _ in range(4):
+        env.step(0)
+    shorter = MultiTaskEnv({"A": lambda: Countdown(2)})
+    obs, _ = shorter.restore(env.snapshot())
+    seen = view(shorter, obs)
+    assert seen["attempt_start"] == 1 and seen["attempt"] == 0 and not seen["previous_action"].any()
+    assert [shorter.step(0)[2] for _ in range(2)] == [False, True]
+
+
+def test_vector_environments_are_restored_in_and_out_of_process():
+    tasks = "RepeatFirstEasy,MineSweeperEasy,NoisyPositionOnlyCartPoleEasy"
+    for before in (False, True):
+        old = make_vector_env("popgym", 3, before, tasks=tasks)
+        actions = actions_of(make_env("popgym", tasks))
+        obs, info = old.reset(seed=5)
+        for _ in range(75):
+            obs, *_, info = old.step([next(actions) for _ in range(3)])
+        snapshots = through_a_file(old.snapshots())
+        assert [len(s["actions"]) for s in snapshots] != [75] * 3
+        del info["lost"]
+        for after in (False, True):
+            new = make_vector_env("popgym", 3, after, tasks=tasks)
+            seen, told = new.restore(snapshots)
+            told = {name: told[name] for name in ("task", "task_id")}
+            assert equal((obs, {name: info[name] for name in told}), (seen, told))
+            if after:
+                break
+            new.close()
+        ends = 0
+        for _ in range(150):
+            action = [next(actions) for _ in range(3)]
+            mine, theirs = old.step(action), new.step(action)
+            assert equal(mine, theirs)
+            ends += mine[2].sum()
+        assert ends > 3
+        # One of them alone, which the others do not notice.
+        alone = make_env("popgym", tasks)
+        alone.restore(new.snapshots()[1])
+        assert equal(new.restart(1), alone.reset()) and new.snapshots()[1]["actions"] == []
+        action = [next(actions) for _ in range(3)]
+        mine, theirs = old.step(action), new.step(action)
+        assert all(np.array_equal(mine[0][e], theirs[0][e]) for e in (0, 2))
+        seen, _ = new.restore([snapshots[0], None, snapshots[2]])
+        start = new.single_observation_space.shape[0] - 3  # attempt_start, attempt, valid are the last
+        assert np.array_equal(seen[[0, 2]], obs[[0, 2]]) and seen[1, start] == 1
+        assert [len(s["actions"]) for s in new.snapshots()][1] == 0
+        old.close(), new.close()
 
 
 class Worker(Countdown):
