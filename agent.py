@@ -320,6 +320,19 @@ class Policy:
         self.time_B[which_B] = 0
         self.agent.transformer.reset(self.cache, which_B)
 
+    def state_dict(self) -> dict:
+        """The memory of all environments, their clocks, and the state of the draws: tensors, for a checkpoint."""
+        memory = {"time": self.time_B, "key": self.cache.key, "value": self.cache.value}
+        memory |= {"count": self.cache.count_B, "generator": self.generator.get_state()}
+        return {name: tensor.cpu().clone() for name, tensor in memory.items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from a `state_dict`: the next actions are those that would have been taken."""
+        self.generator.set_state(state["generator"])
+        for name, tensor in (("time", self.time_B), ("count", self.cache.count_B)):
+            tensor.copy_(state[name])
+        self.cache.key.copy_(state["key"]), self.cache.value.copy_(state["value"])
+
     @torch.inference_mode()
     def __call__(self, obs):
         """Observation -> action: an int, or (A,) where continuous. With B environments: (B,), or (B, A).

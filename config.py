@@ -54,6 +54,9 @@ class Config:
     num_envs: int = 24  # environments stepped together | our choice
     # step environments in worker processes, one each; auto: where a simulator is slow and there are cores
     workers: Literal["auto", "processes", "none"] = "auto"
+    worker_timeout: float = (
+        300.0  # seconds after which a worker that does not answer is replaced | our choice
+    )
     env_steps_per_update: float = 12.0  # env steps collected for each gradient step | authors' script
     epsilon_start: float = 1.0  # share of random actions at the start | authors' script
     epsilon_end: float = 0.05  # and at the end of the schedule | authors' script
@@ -223,7 +226,7 @@ def check(config: Config, root: Path = ROOT) -> None:
         raise ValueError(f"--popart_beta must be above 0 and at most 1, got {c.popart_beta}")
     if not c.bin_low < c.bin_high:
         raise ValueError(f"--bin_low {c.bin_low} must lie below --bin_high {c.bin_high}")
-    for field in ("replay_ram", "eval_every", "checkpoint_every"):
+    for field in ("replay_ram", "eval_every", "checkpoint_every", "worker_timeout"):
         if getattr(c, field) <= 0:
             raise ValueError(f"--{field} must be above 0, got {getattr(c, field)}")
     for field in ("max_steps", "threads"):

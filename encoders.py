@@ -6,17 +6,22 @@ Why      benchmarks mix one-hots, angles, pixels and rewards of any size; the Tr
          alike
 Paper    AMAGO-2 section 3 (o+_t), appendix A and Table 2, "Timestep Encoder": FF (512, 256) and
          FF (512, 200), IMPALA [16, 32, 32] and [20, 36, 64], "Multi-Modal CNN (Grid), RNN (Language), FF"
-Shapes   O observation, V the vector beside an image, E embedding, N frames; any leading dimensions:
-         (..., O) -> (..., E); images (..., H, W, 3), uint8
+Shapes   O observation, V the vector beside an image, E embedding; any leading dimensions: (..., O) -> (..., E);
+         images (..., H, W, C), uint8, C = 3. Inside, N of them in one row: N frames or vectors, R numbers of
+         the rest, L tokens, U different instructions, G grid codes, D depth or H hidden width
 Notes    Previous action, previous reward and flags are part of the vector: the environment (or the caller)
          has already put them side by side.
          Statistics change only when `update_statistics` is called, which training does once a batch:
          acting and evaluation never move them. `random_shift` too is for training to call, once a batch.
          Our choices, since the paper gives none: where the group norms sit and how many groups they have,
          all widths but the depths of the CNNs, and a single linear layer to merge the parts.
+Use      encoder.update_statistics(obs, mask_BT)   # while training, once a batch; mask: what is no padding
+         e = encoder(obs)                          # (..., E); PixelEncoder takes (vector, image)
 Copy     this file alone; needs torch
 Try      python encoders.py
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -43,10 +48,12 @@ class RunningNorm(nn.Module):
         self.register_buffer("variance_O", torch.ones(dim, dtype=torch.float64))
 
     @torch.no_grad()
-    def update(self, x: Tensor, mask: Tensor) -> None:
+    def update(self, x: Tensor, mask: Tensor, pool: Callable | None = None) -> None:
         """Take in the vectors of x (..., O) where the booleans mask (...) are True; without any, do nothing.
 
-        Nothing masked can leak in, NaN included. Raises ValueError for a mask that does not fit.
+        Nothing masked can leak in, NaN included. Where several processes hold a part of the vectors each,
+        `pool` takes the sums (3, O) of this one and returns their mean over all. Raises ValueError for a mask
+        that does not fit.
         """
         # A mask of 0s and 1s would be taken as indices, and the first two vectors counted over and over.
         if mask.dtype != torch.bool or x.shape != (*mask.shape, len(self.mean_O)):
@@ -59,13 +66,19 @@ class RunningNorm(nn.Module):
         x_NO = x[mask].double()
         if len(x_NO) == 0:
             return
-        self.count += len(x_NO)
+        number, mean_O, spread_O = len(x_NO), x_NO.mean(0), x_NO.var(0, correction=0)
+        if pool is not None:
+            # E[x] and E[x^2] of all processes together; var = E[x^2] - E[x]^2
+            sums = torch.stack([torch.ones_like(mean_O), mean_O, spread_O + mean_O**2]) * number
+            number_O, sum_O, square_O = pool(sums)
+            number, mean_O = number_O[0], sum_O / number_O
+            spread_O = (square_O / number_O - mean_O**2).clamp(min=0)
+        self.count += number
         # Parallel mean and variance (Chan et al. 1979), with the old share of the weight:
         #   mean' = mean + share * delta,  var' = (1 - share) var + share var_x + share (1 - share) delta^2
         # The first update has share 1: nothing is left of the initial mean 0 and variance 1.
-        share = len(x_NO) / self.count.clamp(max=self.memory).clamp(min=len(x_NO))
-        delta_O = x_NO.mean(0) - self.mean_O
-        spread_O = x_NO.var(0, correction=0)
+        share = number / self.count.clamp(max=self.memory).clamp(min=number)
+        delta_O = mean_O - self.mean_O
         self.mean_O += share * delta_O
         self.variance_O.lerp_(spread_O, share).add_(share * (1 - share) * delta_O**2)
 
@@ -92,9 +105,9 @@ class FeedForwardEncoder(nn.Module):
         # The embedding enters the Transformer at one size, whatever the observation's was.
         self.out_norm = nn.LayerNorm(output_dim)
 
-    def update_statistics(self, x: Tensor, mask: Tensor) -> None:
-        """Take in the vectors of x (..., O) where mask (...) is True. Errors: as `RunningNorm.update`."""
-        self.norm.update(x, mask)
+    def update_statistics(self, x: Tensor, mask: Tensor, *pool: Callable) -> None:
+        """Take in the vectors of x (..., O) where mask (...) is True. `pool`, errors: as `RunningNorm.update`."""
+        self.norm.update(x, mask, *pool)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., O) -> (..., E)."""
@@ -191,8 +204,8 @@ class PixelEncoder(nn.Module):
         self.merge = nn.Linear(feature_dim + vector_dim, output_dim)
         self.out_norm = nn.LayerNorm(output_dim)
 
-    def update_statistics(self, vector: Tensor, mask: Tensor) -> None:
-        """Do nothing: pixels have a known range, and symlog bounds the vector without statistics."""
+    def update_statistics(self, vector: Tensor, mask: Tensor, *pool: Callable) -> None:
+        """Do nothing with vectors (..., V): symlog bounds them, and pixels have a known range."""
 
     def features(self, image_NHWC: Tensor) -> Tensor:
         """Frames (N, H, W, 3), uint8 -> normalised image features (N, F)."""
@@ -305,9 +318,9 @@ class GridLanguageEncoder(nn.Module):
         self.merge = nn.Linear(3 * hidden, output_dim)
         self.out_norm = nn.LayerNorm(output_dim)
 
-    def update_statistics(self, x: Tensor, mask: Tensor) -> None:
-        """Take in the rest of the vectors x (..., O) where mask (...) is True. Errors: as `RunningNorm`."""
-        self.norm.update(x[..., self.rest_R], mask)
+    def update_statistics(self, x: Tensor, mask: Tensor, *pool: Callable) -> None:
+        """Take in the rest of the vectors x (..., O) where mask (...) is True. `pool`, errors: as `RunningNorm`."""
+        self.norm.update(x[..., self.rest_R], mask, *pool)
 
     def grid_features(self, grid_NG: Tensor) -> Tensor:
         """Codes (N, 147) -> (N, hidden)."""
@@ -354,23 +367,34 @@ if __name__ == "__main__":
     print("two real vectors, (1, 10, 0) and (3, 30, 0), and a masked one")
     print(f"mean {norm.mean_O.tolist()}, standard deviation {norm.variance_O.sqrt().tolist()}")
     print("they become", norm(x_BO[0]).tolist(), "and", norm(x_BO[1]).tolist())
+    print("  by hand: (1 - 2) / 1 and (10 - 20) / 10; what never moved is divided by .05, not by 0")
     encoder = FeedForwardEncoder(input_dim=3, hidden=16, output_dim=8)
     e_BTE = encoder(torch.randn(2, 5, 3))
-    print(f"encoder: (B, T, O) = (2, 5, 3) -> (B, T, E) = {tuple(e_BTE.shape)}")
-    print(
-        f"each embedding has mean {e_BTE[0, 0].mean():.4f} and variance {e_BTE[0, 0].var(correction=0):.4f}"
-    )
+    count = sum(p.numel() for p in encoder.parameters())
+    print(f"\nencoder: (B, T, O) = (2, 5, 3) -> (B, T, E) = {tuple(e_BTE.shape)}, {count} parameters")
+    print("  by hand: 3 x 16 + 16  +  16 x 16 + 16  +  16 x 8 + 8  +  2 x 8 = 488")
+    mean, variance = e_BTE[0, 0].mean().item(), e_BTE[0, 0].var(correction=0).item()
+    print(f"  LayerNorm: each embedding has mean {abs(mean):.4f} and variance {variance:.4f}")
 
     # Two frames of 64x64 are 2 x 12,288 numbers; three blocks of stride 2 leave 8 x 8 x 32 = 2,048 a frame.
     pixels = PixelEncoder(vector_dim=4, image_shape=(64, 64, 3), output_dim=8)
     image_BTHWC = torch.randint(0, 256, (1, 2, 64, 64, 3), dtype=torch.uint8)
     e_BTE = pixels(torch.zeros(1, 2, 4), image_BTHWC)
-    print(f"IMPALA: image {tuple(image_BTHWC.shape)} -> {pixels.project.in_features} -> {tuple(e_BTE.shape)}")
+    print(
+        f"\nIMPALA: image {tuple(image_BTHWC.shape)} -> {pixels.project.in_features} -> {tuple(e_BTE.shape)}"
+    )
+    print("  by hand: 64 / 2 / 2 / 2 = 8, and 8 x 8 x 32 = 2048 features a frame")
     row = torch.arange(6, dtype=torch.uint8).view(1, 1, 1, 6, 1)
     shifted = random_shift(row.expand(1, 4, 1, 6, 1), pad=2, share=1.0)
-    print("the row 0 1 2 3 4 5 in four frames, shifted by up to 2:", shifted.flatten(2)[0].tolist())
+    print("the row 0 1 2 3 4 5 in four frames, each shifted by up to 2; the border is repeated:")
+    print(" ", shifted.flatten(2)[0].tolist())
+
     babyai = GridLanguageEncoder(160, slice(0, 147), slice(147, 152), vocabulary=30, output_dim=8)
     x_BO = torch.zeros(3, 160)
     x_BO[:, 147:152] = torch.tensor([[5, 7, 0, 0, 0], [7, 5, 0, 0, 0], [0, 0, 0, 0, 0]])
+    print("\nBabyAI: the same grid, and an instruction, the same words in another order, and none")
     for tokens, e_E in zip(x_BO[:, 147:152].int().tolist(), babyai(x_BO)):
-        print(f"instruction {tokens} -> {[round(x, 2) for x in e_E[:4].tolist()]}, ...")
+        print(f"  tokens {tokens} -> {[round(x, 2) for x in e_E[:4].tolist()]}, ...")
+    state_NH = babyai.language_features(torch.tensor([[5, 7, 0, 0, 0], [5, 7, 0, 0, 0]])[:, :3])
+    longer_NH = babyai.language_features(torch.tensor([[5, 7, 0, 0, 0], [5, 7, 0, 0, 0]]))
+    print(f"  padding after the last word changes its features by {(state_NH - longer_NH).abs().max():.1e}")

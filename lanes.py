@@ -7,11 +7,12 @@ Why      a trajectory enters the replay whole, with the observation after its la
 Paper    none: our choice
 Shapes   E environments, T steps of a lane, L the most of them. An observation is a dictionary of its parts:
          a "vector" (O,), and an "image" (H, W, 3) where there are pixels
-Copy     this file alone; needs numpy
+Copy     this file alone; needs numpy and torch
 Try      python lanes.py
 """
 
 import numpy as np
+import torch
 
 Parts = dict[str, np.ndarray]
 
@@ -72,6 +73,28 @@ class Lanes:
         count = self.count_E[e]
         obs_T = {name: value_EL[e, : count + 1] for name, value_EL in self.obs_EL.items()}
         return obs_T, self.reward_EL[e, :count], int(self.time_E[e])
+
+    def state_dict(self) -> dict:
+        """What all lanes hold, one behind another, as plain data: tensors, for a checkpoint."""
+        held = [(e, slice(count)) for e, count in enumerate(self.count_E)]
+        seen = [(e, slice(count + 1)) for e, count in enumerate(self.count_E)]
+        state = {name: getattr(self, f"{name}_E") for name in ("time", "count", "cut", "fraction")}
+        state["reward"] = np.concatenate([self.reward_EL[part] for part in held])
+        for name, value_EL in self.obs_EL.items():
+            state[f"obs/{name}"] = np.concatenate([value_EL[part] for part in seen])
+        return {name: torch.from_numpy(value.copy()) for name, value in state.items()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Hold what the lanes held whose `state_dict` this is. Cuts of longer rollouts are drawn by the caller's rng."""
+        for name in ("time", "count", "cut", "fraction"):
+            getattr(self, f"{name}_E")[:] = state[name].numpy()
+        ends_E = self.count_E.cumsum()
+        for e, (end, count) in enumerate(zip(ends_E, self.count_E)):
+            self.reward_EL[e, :count] = state["reward"][end - count : end].numpy()
+            # One more observation than steps in every lane.
+            first = end - count + e
+            for name, value_EL in self.obs_EL.items():
+                value_EL[e, : count + 1] = state[f"obs/{name}"][first : first + count + 1].numpy()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ Copy     this file alone; needs tqdm and tensorboard (with torch)
 Try      python logbook.py
 """
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -30,43 +31,58 @@ class Logbook:
     """Opens (or, to resume, continues) the folder of a run.
 
     Arguments: `folder`; `config` and `versions`, dictionaries that are saved as JSON; `total_steps` and
-    `total_minutes` (or None), of which the first to be reached ends the run; `resume_step`: None for a new
-    run, else the env step of the checkpoint, to which the log is cut back so that no row is doubled;
-    `earlier_minutes` that the run took before.
+    `total_minutes` (or None), of which the first to be reached ends the run; `resume`: None for a new run,
+    else (bytes of the log, env steps) at the checkpoint, to which the log is cut back so that no row is
+    doubled; `earlier_minutes` that the run took before. Where several processes train together, all but one
+    are `silent`: they keep time and hear signals, and write nothing.
     """
 
     def __init__(
-        self, folder, config, versions, total_steps, total_minutes=None, resume_step=None, earlier_minutes=0.0
+        self,
+        folder,
+        config,
+        versions,
+        total_steps,
+        total_minutes=None,
+        resume=None,
+        earlier_minutes=0.0,
+        silent=False,
     ):
-        self.folder = Path(folder)
-        self.total_steps, self.total_minutes, self.earlier_minutes = (
-            total_steps,
-            total_minutes,
-            earlier_minutes,
-        )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / "metrics.jsonl"
-        if resume_step is not None and path.exists():
-            # A last line that a crash has cut is not complete, and later than the checkpoint.
-            lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-            replace(path, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= resume_step))
-        for name, content in (("config", config), ("versions", versions)):
-            replace(self.folder / f"{name}.json", json.dumps(content, indent=1) + "\n")
-        self.file = path.open("a")
-        self.board = SummaryWriter(self.folder / "tensorboard", purge_step=resume_step)
+        self.folder, self.silent = Path(folder), silent
+        self.total_steps, self.total_minutes = total_steps, total_minutes
+        self.earlier_minutes = earlier_minutes
+        if not silent:
+            self._open(config, versions, resume)
         self.stop_signal = None  # its number, once Ctrl-C or SIGTERM has asked to stop
         self.started, self.shown_at = time.monotonic(), -float("inf")
         self.first_progress = None
         self.last_done = {}
-        self.bar = tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar:12}| {desc}", dynamic_ncols=True)
         self.handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
 
+    def _open(self, config, versions, resume) -> None:
+        "Make the folder, cut back the log of a resumed run, and open it."
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / "metrics.jsonl"
+        if resume is not None and path.exists():
+            # Of a log that is shorter than it was, whole lines alone.
+            kept, _, _ = path.read_bytes()[: resume[0]].rpartition(b"\n")
+            replace(path, kept + b"\n" if kept else b"")
+        for name, content in (("config", config), ("versions", versions)):
+            replace(self.folder / f"{name}.json", json.dumps(content, indent=1).encode() + b"\n")
+        # Unbuffered: a row is in the file once it is written, and nothing is left to write where a disk is full.
+        self.file = path.open("ab", buffering=0)
+        after = None if resume is None else resume[1] + 1  # TensorBoard forgets what it has from here on
+        self.board = SummaryWriter(self.folder / "tensorboard", purge_step=after)
+        self.bar = tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar:12}| {desc}", dynamic_ncols=True)
+
     def _on_signal(self, number, frame) -> None:
-        "Stop after the present step; a second signal stops at once."
-        if self.stop_signal:
+        "Stop after the present step; the same signal once more stops at once."
+        # Of one Ctrl-C, torchrun passes a SIGTERM on to processes that have had the SIGINT already.
+        if self.stop_signal == number:
             raise KeyboardInterrupt
-        self.stop_signal = number
-        self.say("stopping: saving a checkpoint first (once more to stop at once)")
+        if not self.stop_signal:
+            self.stop_signal = number
+            self.say("stopping: saving a checkpoint first (once more to stop at once)")
 
     @property
     def minutes(self) -> float:
@@ -88,11 +104,13 @@ class Logbook:
 
     def show(self, steps: int, text: Callable[[], str]) -> None:
         """Move the bar, now and then: share done, minutes left, and `text()`, made only when it is shown."""
+        if self.silent:
+            return
         now, progress = time.monotonic(), min(1.0, self.progress(steps))
         if self.first_progress is None:
             self.first_progress = progress
-        # A terminal can be drawn on twice a second; a file would keep every line.
-        if now - self.shown_at < (0.5 if sys.stderr.isatty() else 30) and progress < 1:
+        # A terminal can be drawn on twice a second; a file would keep every line. The end is always shown, once.
+        if now - self.shown_at < (0.5 if sys.stderr.isatty() else 30) and not self.bar.n < progress == 1:
             return
         self.shown_at = now
         done, spent = progress - self.first_progress, (now - self.started) / 60
@@ -102,25 +120,46 @@ class Logbook:
 
     def say(self, text: str) -> None:
         """A line of text above the bar."""
+        if self.silent:
+            return
         tqdm.write(text, file=sys.stdout)
         sys.stdout.flush()
 
     def write(self, steps: int, updates: int, row: dict[str, float | list[float]]) -> None:
         """One row to metrics.jsonl and TensorBoard. A list is a histogram, and goes to the file alone."""
+        if self.silent:
+            return
         row = {"step": steps, "updates": updates, "minutes": round(self.minutes, 3)} | row
-        self.file.write(json.dumps(row) + "\n")
-        self.file.flush()
+        line = json.dumps(row).encode() + b"\n"
+        while line:  # a disk that is nearly full takes a part of it, and then none
+            line = line[self.file.write(line) :]
         for name, value in row.items():
             if not isinstance(value, list):
                 self.board.add_scalar(name, value, steps)
 
+    def sync(self) -> int:
+        """Bytes of the log so far, which are on the disk when this returns: for the checkpoint."""
+        if self.silent:
+            return 0
+        os.fsync(self.file.fileno())
+        return os.fstat(self.file.fileno()).st_size
+
     def close(self) -> None:
         """Close the files and give the signals back."""
-        self.bar.close()
-        self.file.close()
-        self.board.close()
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
+        with contextlib.ExitStack() as closing:  # each of them, even if another fails on a full disk
+            for number, handler in self.handlers.items():
+                closing.callback(signal.signal, number, handler)
+            if not self.silent:
+                closing.callback(self.bar.close)
+                closing.callback(self.file.close)
+                closing.callback(self._close_board)
+
+    def _close_board(self) -> None:
+        "What is left to write for TensorBoard must not hide the error that ended a run: the same full disk."
+        try:
+            self.board.close()
+        except OSError as error:
+            print(f"TensorBoard's file in {self.folder} is not complete: {error}", file=sys.stderr)
 
 
 # What a result may depend on; a benchmark's package is missing where it cannot be installed.
@@ -128,10 +167,13 @@ PACKAGES = ("torch", "numpy", "gymnasium", "zstandard")
 PACKAGES += ("popgym", "metaworld", "mujoco", "procgen-mirror", "ale-py", "minigrid")
 
 
-def replace(path: Path, text: str) -> None:
-    """Put `text` in the place of a file's content at once: a crash leaves the old or the new, never a part."""
+def replace(path: Path, content: bytes) -> None:
+    """Put `content` in the place of a file's at once: a crash leaves the old or the new, never a part."""
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
     temporary.replace(path)
 
 
@@ -167,13 +209,15 @@ def available_memory() -> int:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         log = Logbook(folder, {"seed": 0}, describe_versions(".", ["torch"]), total_steps=300)
+        size = 0
         for step in (100, 200, 300):
             log.show(step, lambda step=step: f"{step} steps")
             log.write(step, step // 10, {"loss": 1 / step})
+            size = log.sync() if step == 200 else size
         log.close()
         print((Path(folder) / "metrics.jsonl").read_text(), end="")
         print("resumed from a checkpoint of step 200, the log is cut back to it:")
-        log = Logbook(folder, {"seed": 0}, {}, total_steps=300, resume_step=200)
+        log = Logbook(folder, {"seed": 0}, {}, total_steps=300, resume=(size, 200))
         log.close()
         print((Path(folder) / "metrics.jsonl").read_text(), end="")
     print(f"memory still free: {available_memory() / 1e9:.1f} GB")

@@ -9,10 +9,17 @@ Paper    AMAGO-2 appendix A ("a global (task-agnostic) PopArt layer"); PopArt: v
 Shapes   G discounts; any leading dimensions: values and raw critic outputs (..., G)
 Notes    Three scales meet here. raw: what a critic network puts out. normalised: n = w raw + b, where the
          loss is computed. returns: q = sigma n + mu.
+         No gradient moves w and b, only `update` does, and it keeps q where it was: q = sqrt(nu_0) raw = 10 raw
+         for good. What follows the returns is the size of the loss, not what the network has to put out.
          float32 throughout, as in the authors' code, whose numbers the tests compare with.
+Use      popart.update(y, mask)                    # first: the batch's targets y (..., G), all of them
+         loss = (popart.normalised(raw) - popart.standardise(y)) ** 2      # the scale-dependent critic's
+         q = popart.denormalised(raw)              # in units of returns, for the next targets
 Copy     this file alone; needs torch
 Try      python popart.py
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -43,18 +50,19 @@ class PopArt(nn.Module):
         return (self.nu - self.mu**2).clamp(1e-4, 1e8).sqrt().clamp(1e-4, 1e6)
 
     @torch.no_grad()
-    def update(self, value: Tensor, mask: Tensor | None = None) -> None:
+    def update(self, value: Tensor, mask: Tensor | None = None, pool: Callable = lambda sums: sums) -> None:
         """Take in returns (..., G) where the booleans `mask` (..., G) are True (None: everywhere).
 
         Nothing masked can leak in, NaN included, and a discount without any value keeps its statistics.
-        `denormalised` of any raw output is the same before and after.
+        `denormalised` of any raw output is the same before and after. Where several processes hold a part of
+        the values each, `pool` takes the sums (3, G) of this one and returns their mean over all.
         """
         value = value.float().flatten(0, -2)
         mask = torch.ones_like(value, dtype=torch.bool) if mask is None else mask.bool().flatten(0, -2)
-        count_G = mask.sum(0)
         # Selected, not multiplied by the mask: 0 * NaN is NaN.
         value = torch.where(mask, value, torch.zeros_like(value))
-        mean_G, square_G = value.sum(0) / count_G.clamp(min=1), (value**2).sum(0) / count_G.clamp(min=1)
+        sum_G, square_G, count_G = pool(torch.stack([value.sum(0), (value**2).sum(0), mask.sum(0)]))
+        mean_G, square_G = sum_G / count_G.clamp(min=1e-6), square_G / count_G.clamp(min=1e-6)
         old_mu, old_sigma, seen_G = self.mu.clone(), self.sigma, count_G > 0
         # beta_t = beta / (1 - (1 - beta)^t): large steps at first, so that the start is soon forgotten.
         t = self.t + seen_G
@@ -81,16 +89,23 @@ class PopArt(nn.Module):
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
     popart = PopArt(discounts=1, beta=0.5)
-    raw = torch.tensor([[-1.0], [0.0], [1.0]])
-    print("raw outputs -1, 0, 1; at first sigma = sqrt(100) = 10:", popart.denormalised(raw)[:, 0].tolist())
-    popart.update(torch.tensor([[300.0], [500.0]]))
+    raw_B1 = torch.tensor([[-1.0], [0.0], [1.0]])
+    y_B1 = torch.tensor([[300.0], [500.0]])
+
+    def show(what: str) -> None:
+        "What the raw outputs -1, 0, 1 stand for, and the loss of 1 against a target of 500."
+        q = [round(x, 3) for x in popart.denormalised(raw_B1)[:, 0].tolist()]
+        n = [round(x, 3) for x in popart.normalised(raw_B1)[:, 0].tolist()]
+        loss = (popart.normalised(raw_B1)[2] - popart.standardise(y_B1)[1]) ** 2
+        print(f"{what}: mu {popart.mu.item():.2f}, sigma {popart.sigma.item():.2f}")
+        print(f"  raw -1, 0, 1 are normalised {n} and stand for the returns {q}")
+        print(f"  target 500: normalised {popart.standardise(y_B1)[1].item():.3f}, loss {loss.item():.3f}")
+
+    show("at first, sigma = sqrt(100)")
+    popart.update(y_B1)
     # t = 2: beta_t = 0.5 / (1 - 0.25) = 2/3; mu = 2/3 * 400, nu = 100/3 + 2/3 * 170000
-    print(f"returns 300 and 500 seen: mu {popart.mu.item():.2f} (by hand 266.67), nu {popart.nu.item():.1f}")
-    print(f"sigma {popart.sigma.item():.2f}: by hand sqrt(113366.7 - 266.67^2) = 205.56")
-    print(
-        "the outputs stand for the same returns:",
-        [round(x, 3) for x in popart.denormalised(raw)[:, 0].tolist()],
-    )
-    print(f"and a target of 500 is now {popart.standardise(torch.tensor([[500.0]])).item():.3f}, not 500")
+    show("returns 300 and 500 seen")
+    print("  by hand: mu = 2/3 x 400 = 266.67, nu = 100/3 + 2/3 x 170000 = 113366.67")
+    print("           sigma = sqrt(113366.67 - 266.67^2) = 205.56, the loss (490 / 205.56)^2 = 5.682")
+    print("the returns stayed, the loss shrank from 49^2 = 2401: a raw output is worth 10, before and after")

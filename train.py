@@ -9,6 +9,7 @@ The file reads in the order in which things happen: `main`, collect, update, eva
 is in config.py, the networks and the four losses are in agent.py. Everything that a run did can be found again under runs/<name>/.
 """
 
+import contextlib
 import dataclasses
 import functools
 import sys
@@ -22,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import checkpoint
+import ranks
+import resuming
 from agent import Agent, Policy, losses, next_values
 from config import Config, parse
 from critics import move_target, n_step_target
@@ -44,24 +47,43 @@ def main(argv: list[str] | None = None) -> list[dict]:
 
     Returns the last evaluation's table (rows of scores.py). After Ctrl-C or SIGTERM it saves and exits.
     """
-    config = parse(argv, ROOT)
-    run = Run(config)
+    ranks.start()
+    run = Run(ranks.of_first(lambda: parse(argv, ROOT)))
     try:
-        while not run.finished():
-            collect(run)
-            while run.updates_owed >= 1 and not run.log.stop_signal:
+        while True:
+            step = run.next_step()
+            if step == "stop":
+                rows = run.finish()
+                ranks.stop()
+                return rows
+            if step == "evaluate":
+                run.evaluate(run.config.eval_episodes)
+            elif step == "save":
+                run.save()
+            elif step == "update":
                 run.update()
-                run.updates += 1
-                run.updates_owed -= 1
-                if run.updates % config.log_every == 0:
-                    run.log_training()
-            if run.log.due("evaluate", config.eval_every):
-                run.evaluate(config.eval_episodes)
-            if run.log.due("save", config.checkpoint_every):
-                run.save("checkpoint.pt")
-        return run.finish()
+            else:
+                collect(run)
+    except (OSError, MemoryError, RuntimeError) as error:
+        raise explained(error, run) from error
     finally:
         run.close()
+
+
+def explained(error: Exception, run: "Run") -> Exception:
+    "An error of the disk or the memory as one line that says what to do; any other one as it is."
+    c, memory = run.config, ("out of memory", "allocate memory", "DefaultCPUAllocator")
+    if isinstance(error, OSError) and not isinstance(error, FramesFull):
+        return OSError(
+            f"a file of {run.folder} could not be written ({error}): free some space there. The last checkpoint "
+            f"stands:  python train.py --name {c.name} --resume"
+        )
+    if isinstance(error, MemoryError) or any(words in str(error) for words in memory):
+        return ValueError(
+            f"out of memory: lower --batch_size (now {c.batch_size}), --context ({c.context}), --steps_per_pass "
+            f"({c.steps_per_pass}), --chunk ({c.chunk}) or --num_envs ({c.num_envs}), or the replay's capacity"
+        )
+    return error
 
 
 # ---------------------------------------------------------------------------------------------- collect
@@ -72,9 +94,12 @@ def collect(run: "Run") -> None:
     config, lanes = run.config, run.lanes
     action_E = explore(run.policy(lanes.newest()), run.epsilon(), run.agent, run.rng)
     obs, reward_E, terminated_E, truncated_E, info = run.envs.step(action_E)
-    obs_E, done_E = parts(obs), terminated_E | truncated_E
+    obs_E, done_E, lost_E = parts(obs), terminated_E | truncated_E, info["lost"]
     lanes.append(obs_E, reward_E)
-    for e in np.flatnonzero(done_E | lanes.full()):
+    for e in np.flatnonzero(lost_E):  # its process died: `obs_E` is already the first of another rollout
+        run.begin(e, obs_E)
+        run.lost += 1
+    for e in np.flatnonzero(done_E | (lanes.full() & ~lost_E)):
         # Where a rollout has just ended, `obs_E` is already the first observation of the next one; the last
         # of the old one, from which a truncated rollout bootstraps, comes in `info`. No step is spent on it.
         if done_E[e]:
@@ -89,15 +114,17 @@ def collect(run: "Run") -> None:
         run.replay.add(
             obs_T["vector"], action_T, reward_T, bool(terminated_E[e]), start, task, image=obs_T.get("image")
         )
-        # A cut in a long rollout is no end: the clock runs on.
-        lanes.start(e, obs_E, time=0 if done_E[e] else start + len(reward_T))
         if done_E[e]:
             run.count_rollout(last_info, e)
-            lanes.fraction_E[e] = run.rng.random()
-    if done_E.any():
-        run.policy.reset(done_E)
-    run.steps += config.num_envs
-    if run.ready():  # updates per env step accumulate as a fraction
+            run.begin(e, obs_E)
+        else:  # a cut in a long rollout is no end: the clock runs on
+            lanes.start(e, obs_E, time=start + len(reward_T))
+    if (done_E | lost_E).any():
+        run.policy.reset(done_E | lost_E)
+    run.steps += config.num_envs * ranks.count()
+    # Updates per env step accumulate as a fraction. Of several processes each counts its own steps: together
+    # they then learn as often from each step as one would, from batches so many times larger.
+    if run.learning:
         run.updates_owed += config.num_envs / config.env_steps_per_update
 
 
@@ -121,7 +148,8 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
     agent.train()
     # Input statistics change here and nowhere else, from the observations of real steps.
     mask_BT1 = F.pad(batch.mask_BT, (1, 0), value=True)
-    agent.encoder.update_statistics(batch.obs_BTO, mask_BT1)
+    pool = [ranks.mean] if ranks.count() > 1 else []  # those of all processes' batches
+    agent.encoder.update_statistics(batch.obs_BTO, mask_BT1, *pool)
     optimizer.zero_grad()
     totals, all_states = defaultdict(float), batch.mask_BT.sum().item()
     tasks = max(num_tasks, int(batch.task_B.max()) + 1)
@@ -131,6 +159,10 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
             totals[name] += value
     totals |= {f"share/{name}": size / size.sum().clamp(min=1e-30) for name, size in zip(SHARES, by_task)}
     parameters = [p for p in agent.parameters() if p.grad is not None]
+    # Of several processes, each with a batch of its own: the mean gradient, and the first one's buffers
+    # (the power iterations of sigma-reparam count passes, which may be more in one than in another).
+    ranks.average_([p.grad for p in parameters])
+    ranks.copy_first_([b for b in agent.buffers() if b.dtype == torch.float32])
     norm = nn.utils.get_total_norm([p.grad for p in parameters])
     totals |= {"popart/mu": agent.popart.mu[-1].clone(), "popart/sigma": agent.popart.sigma[-1]}
     totals |= {"gradient_norm": norm, "skipped": (~torch.isfinite(norm)).float()}
@@ -184,7 +216,10 @@ def add_gradients(agent: Agent, batch, config: Config, all_states: int, by_task:
     reward_S = batch.reward_BT[batch.mask_BT] * config.reward_scale
     terminated_S = batch.done_BT[batch.mask_BT]
     y_SG = n_step_target(reward_S, terminated_S, q_next_SG, agent.gamma_G, follows_S, config.n_step)
-    agent.popart.update(y_SG, torch.isfinite(y_SG))  # what is not would stay in the statistics for good
+    # What is not finite, or its square, would stay in the statistics for good. With `ind_ind` they are for the
+    # log alone, and the number of passes may differ between processes: nothing is pooled.
+    pool = {} if config.variant == "ind_ind" else {"pool": ranks.mean}
+    agent.popart.update(y_SG, y_SG.abs() < 1e15, **pool)
 
     # L = L_Actor + lambda L_Critic, a mean over states where the paper prints their sum.
     # Plain: loss = actor_loss(h).mean() + lambda * critic_loss(h).mean(); loss.backward(). The same gradients,
@@ -309,44 +344,86 @@ class Run:
         torch.manual_seed(config.seed)
         if config.threads:
             torch.set_num_threads(config.threads)
-        self.rng = np.random.default_rng(config.seed)
-        self.device = torch.device(config.device)
+        # Of several processes, each draws for itself, but for the weights that they start from.
+        self.seed = np.random.SeedSequence([config.seed, ranks.rank()])
+        self.rng = np.random.default_rng(self.seed)
+        gpu = config.device == "cuda" and ranks.count() > 1
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device(config.device)
+        )
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
         self.env = make_env(**env_arguments(config))  # never stepped: it knows tasks, layout and sizes
         self.previous_action = self.env.layout["previous_action"]
-        self.replay = make_replay(config, self.env, self.folder / "frames", self.device)
+        frames, replay_seed, policy_seed, env_seed = "frames", *self.seed.generate_state(3).tolist()
+        if ranks.rank():
+            frames = f"frames-{ranks.rank()}"
+        self.replay = make_replay(config, self.env, self.folder / frames, self.device, replay_seed)
         self.agent = Agent(config, *sizes(self.env)).to(self.device)
         self.optimizer, self.schedule = make_optimizer(self.agent, config)
-        self.steps = self.updates = self.rollouts = 0
-        self.updates_owed, self.best = 0.0, -float("inf")
+        if ranks.rank():
+            torch.manual_seed(replay_seed)
+        self.steps = self.updates = self.rollouts = self.lost = self.saves = 0
+        self.updates_owed, self.best, self.learning = 0.0, -float("inf"), False
+        self.skipped, self.first_bad = (
+            0,
+            "",
+        )  # updates left out in a row, and what was not finite in the first
         self.recent, self.returns = [], defaultdict(list)
         self.last_returns = defaultdict(lambda: deque(maxlen=20))
-        resumed = self.restore() if config.resume else {}
+        self.replay_parts, self.parts_before = (
+            [],
+            [],
+        )  # files of the replay so far, and of the last checkpoint
+        own, resumed = resuming.restore(self) if config.resume else (None, {})
         if config.init:
             load_weights(self.agent, config)
         saved = dataclasses.asdict(config) | {"resume": False}
-        versions = describe_versions(ROOT)
-        self.log = Logbook(self.folder, saved, versions, config.steps, config.minutes, **resumed)
+        versions = describe_versions(ROOT) | {"processes": ranks.count()}
+        limits = config.steps, config.minutes
+        self.log = Logbook(self.folder, saved, versions, *limits, **resumed, silent=ranks.rank() > 0)
 
         self.envs = make_vector_env(
-            num_envs=config.num_envs, asynchronous=in_processes(config), **env_arguments(config)
+            num_envs=config.num_envs,
+            asynchronous=in_processes(config),
+            worker_timeout=config.worker_timeout,
+            **env_arguments(config),
         )
         length = self.replay.max_length
         whole = self.env.max_rollout_length is not None and self.env.max_rollout_length <= length
         self.lanes = Lanes(config.num_envs, length, observation_parts(self.env), None if whole else self.rng)
-        self.policy = Policy(self.agent, config, config.num_envs, seed=config.seed + self.steps)
-        seed = int(np.random.SeedSequence([config.seed, self.steps]).generate_state(1)[0] % 10**9)
-        obs_E = parts(self.envs.reset(seed=seed)[0])
-        for e in range(config.num_envs):
-            self.lanes.start(e, obs_E, time=0)
-            self.lanes.fraction_E[e] = self.rng.random()
+        self.policy = Policy(self.agent, config, config.num_envs, seed=policy_seed)
+        if own is None:
+            obs_E = parts(self.envs.reset(seed=env_seed % 10**9)[0])
+            for e in range(config.num_envs):
+                self.begin(e, obs_E)
+        else:
+            resuming.go_on(self, own)
         self.logged = (time.monotonic(), self.steps, self.updates)
 
-    def finished(self) -> bool:
-        "Whether to stop; shows the bar on the way."
-        self.log.show(self.steps, self.standing)
-        return bool(self.log.stop_signal) or self.log.progress(self.steps) >= 1
+    def begin(self, e: int, obs_E) -> None:
+        "A new rollout in environment `e`, whose first observation is in `obs_E`."
+        self.lanes.start(e, obs_E, time=0)
+        self.lanes.fraction_E[e] = self.rng.random()
+
+    def next_step(self) -> str:
+        "What to do next: stop, evaluate, save, update or collect. Several processes all do the same."
+        c, log = self.config, self.log
+        log.show(self.steps, self.standing)
+        decided = [0.0, 0.0, 0.0]
+        if not ranks.rank():
+            # Updates that are owed for the last steps are made before a run ends, so that it can be gone on with.
+            over = log.progress(self.steps) >= 1 and self.updates_owed < 1
+            decided = [over, log.due("evaluate", c.eval_every), log.due("save", c.checkpoint_every)]
+        # Learning starts once the replay, of all processes, holds a batch of segments.
+        waiting = self.replay.num_trajectories < c.batch_size
+        signal_, waiting, *decided = ranks.largest([log.stop_signal or 0, waiting, *decided])
+        log.stop_signal = int(signal_) or None
+        self.learning = not waiting
+        for step, yes in zip(("stop", "evaluate", "save"), (decided[0] or signal_, *decided[1:])):
+            if yes:
+                return step
+        return "update" if self.updates_owed >= 1 else "collect"
 
     def standing(self) -> str:
         "What the bar says."
@@ -356,14 +433,10 @@ class Run:
         means = " ".join(f"{name[:11]} {np.mean(v):.2f}" for name, v in sorted(families.items()))
         return f"{self.steps:,} steps, {self.updates:,} updates | {means}"
 
-    def ready(self) -> bool:
-        "Learning starts once the replay holds a batch of segments."
-        return self.replay.num_trajectories >= self.config.batch_size
-
     def epsilon(self) -> np.ndarray:
         "Exploration in each environment, (E,): each rollout takes its own random fraction of the schedule."
         c, lanes = self.config, self.lanes
-        done = min(1.0, self.steps / c.num_envs / c.epsilon_steps)
+        done = min(1.0, self.steps / (c.num_envs * ranks.count()) / c.epsilon_steps)
         epsilon = c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)
         if c.epsilon_late_start is not None:  # it also moves from a rollout's start to its end
             late = c.epsilon_late_start + done * (c.epsilon_late_end - c.epsilon_late_start)
@@ -377,8 +450,24 @@ class Run:
         return type(batch)(*on_device)
 
     def update(self) -> None:
+        "One update, and a row of the log now and then. ValueError after ten in a row that could not be made."
         batch, tasks = self.sample(), len(self.env.tasks)
         self.recent.append(update(self.agent, self.optimizer, self.schedule, batch, self.config, tasks))
+        self.updates += 1
+        self.updates_owed -= 1
+        if not self.recent[-1]["skipped"]:
+            self.skipped = 0
+        else:
+            self.first_bad = self.first_bad if self.skipped else not_finite(self.agent, self.recent[-1])
+            self.skipped += 1
+            if self.skipped == 10:
+                raise ValueError(
+                    f"ten updates in a row were left out, up to number {self.updates}, because a loss or gradient "
+                    f"was not finite; in the first of them: {self.first_bad}. Weights are as they were before. Look "
+                    "at the tasks' rewards and --reward_scale, or go on with a lower --learning_rate"
+                )
+        if self.updates % self.config.log_every == 0:
+            self.log_training()
 
     def count_rollout(self, info: dict, e: int) -> None:
         "A rollout has ended in environment `e`: note its counted return under its task, for reports only."
@@ -404,6 +493,7 @@ class Run:
             "epsilon": float(self.epsilon().mean()),
             "replay_steps": self.replay.num_steps,
             "rollouts": self.rollouts,
+            "lost_rollouts": self.lost,
             "steps_per_second": (self.steps - steps) / (now - then),
             "updates_per_second": (self.updates - updates) / (now - then),
         }
@@ -411,7 +501,9 @@ class Run:
         self.log.write(self.steps, self.updates, row)
 
     def evaluate(self, episodes: int) -> list[dict] | None:
-        "Play without noise, log it, and keep the best weights. None if a signal came meanwhile."
+        "Play without noise, log it, and keep the best weights. None if a signal came, or another process does it."
+        if ranks.rank():
+            return None
         rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.log.stop_signal)
         if self.log.stop_signal:
             return None
@@ -430,52 +522,34 @@ class Run:
         )
         if (mean if score is None else score) > self.best:
             self.best = mean if score is None else score
-            self.save("best.pt", everything=False)
+            checkpoint.save(self.folder / "best.pt", self.weights())
         return rows
 
-    def save(self, name: str, everything: bool = True) -> None:
-        "checkpoint.pt: all that a resume needs. best.pt: weights and configuration."
-        state = {
+    def weights(self) -> dict:
+        "What it takes to play: best.pt."
+        counters = (
+            "steps",
+            "updates",
+            "rollouts",
+            "lost",
+            "updates_owed",
+            "best",
+            "skipped",
+            "first_bad",
+            "saves",
+        )
+        return {
             "config": dataclasses.asdict(self.config),
             "agent": checkpoint.clean_state_dict(self.agent.state_dict()),
-            "counters": {
-                "steps": self.steps,
-                "updates": self.updates,
-                "rollouts": self.rollouts,
-                "updates_owed": self.updates_owed,
-                "minutes": self.log.minutes,
-                "best": self.best,
-            },
+            "counters": {name: getattr(self, name) for name in counters},
         }
-        if everything:
-            state |= {
-                "optimizer": self.optimizer.state_dict(),
-                "schedule": self.schedule.state_dict(),
-                "replay": self.replay.state_dict(),
-                "rng": checkpoint.rng_state(),
-            }
-        checkpoint.save(self.folder / name, state)
 
-    def restore(self) -> dict:
-        "Continue from checkpoint.pt; returns what the log needs to know of it."
-        state = checkpoint.load(self.folder / "checkpoint.pt")
-        checkpoint.check_compatible(state["config"], dataclasses.asdict(self.config), MODEL_FIELDS)
-        self.agent.load_state_dict(state["agent"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.schedule.load_state_dict(state["schedule"])
-        self.replay.load_state_dict(state["replay"])
-        checkpoint.set_rng_state(state["rng"])
-        counters = dict(state["counters"])
-        minutes = counters.pop("minutes")
-        for name, value in counters.items():
-            setattr(self, name, value)
-        self.rng = np.random.default_rng([self.config.seed, self.steps])
-        print(f"resuming runs/{self.config.name} at env step {self.steps:,}, update {self.updates:,}")
-        return {"resume_step": self.steps, "earlier_minutes": minutes}
+    def save(self) -> None:
+        resuming.save(self)
 
-    def finish(self) -> list[dict]:
+    def finish(self) -> list[dict] | None:
         "The last evaluation, its table and the curves; only a checkpoint if the run was interrupted."
-        self.save("checkpoint.pt")
+        self.save()
         if self.log.stop_signal:
             self.log.say(
                 f"saved at env step {self.steps:,}. Go on with:  python train.py --name {self.config.name} --resume"
@@ -483,9 +557,13 @@ class Run:
             sys.exit(128 + self.log.stop_signal)  # the shell's convention
         self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
         rows = self.evaluate(self.config.final_episodes)
-        if rows is None:
+        (stopped,) = ranks.largest([self.log.stop_signal or 0])
+        if stopped:
             self.log.say(f"saved at env step {self.steps:,}, the last evaluation left out")
-            sys.exit(128 + self.log.stop_signal)
+            sys.exit(128 + int(stopped))
+        self.save()  # once more: the log has grown
+        if rows is None:
+            return None
         table = format_table(rows)
         (self.folder / "table.txt").write_text(table + "\n")
         self.log.say(table)
@@ -495,24 +573,36 @@ class Run:
         return rows
 
     def close(self) -> None:
-        self.log.close()
-        self.envs.close()
-        if self.replay.frames is not None:
-            self.replay.frames.close()
+        "Close everything, each part even if another fails."
+        with contextlib.ExitStack() as closing:
+            if self.replay.frames is not None:
+                closing.callback(self.replay.frames.close)
+            closing.callback(self.envs.close)
+            closing.callback(self.log.close)
 
 
-# Fields that decide the shapes of weights, or what they mean: a checkpoint only fits where they agree.
-MODEL_FIELDS = (
-    *("env", "tasks", "attempts", "store_executed", "clip_rewards", "variant", "gammas"),
-    *("encoder", "encoder_hidden", "encoder_dim", "encoder_depths"),
-    *("d_model", "d_ff", "layers", "heads", "hidden", "critics", "bins", "bin_low", "bin_high", "symlog"),
-)
+def not_finite(agent: Agent, metrics: dict[str, Tensor]) -> str:
+    "Which weights, losses and gradients are not finite: the first three of each, in order of the forward pass."
+    named = dict(agent.named_parameters())
+    kinds = {
+        "weights": named,
+        "losses": {name: value for name, value in metrics.items() if name != "gradient_norm"},
+        "gradients": {name: p.grad for name, p in named.items() if p.grad is not None},
+    }
+    found = []
+    for kind, tensors in kinds.items():
+        bad = [name for name, tensor in tensors.items() if not torch.isfinite(tensor).all()]
+        if bad:
+            found.append(
+                f"{kind} {', '.join(bad[:3])}" + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+            )
+    return "; ".join(found)
 
 
 def load_weights(agent: Agent, config: Config) -> None:
     "Weights of another run's checkpoint, --init."
     state = checkpoint.load(config.init)
-    shapes = [f for f in MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
+    shapes = [f for f in resuming.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
     checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
     agent.load_state_dict(state["agent"])
 
@@ -537,5 +627,5 @@ if __name__ == "__main__":
         main()
     except KeyboardInterrupt:
         sys.exit(130)
-    except (ValueError, FramesFull, checkpoint.CheckpointError) as error:
+    except (ValueError, OSError, checkpoint.CheckpointError) as error:
         sys.exit(f"error: {error}")

@@ -14,6 +14,7 @@ import os
 import numpy as np
 import torch
 
+import ranks
 from envs import BENCHMARKS
 from frames import FrameStore, check_room, expected_bytes
 from logbook import available_memory
@@ -57,7 +58,7 @@ def sizes(env) -> tuple:
     return spaces["vector"][0][0], actions, discrete, spaces.get("image", (None,))[0], env.layout
 
 
-def make_replay(config, env, folder, device: torch.device) -> Replay:
+def make_replay(config, env, folder, device: torch.device, seed: int = 0) -> Replay:
     """The replay of a run, with a store of frames under `folder` where there are pixels.
 
     Prints what it and the learner will take; ValueError, naming what to lower, if that does not fit.
@@ -85,7 +86,7 @@ def make_replay(config, env, folder, device: torch.device) -> Replay:
         replay_bytes += in_memory
         frames = FrameStore(image_shape, ram_bytes=ram_bytes, folder=folder)
     check_memory(config, replay_bytes, observation_dim, device, image_shape)
-    return Replay(**store, seed=c.seed, frames=frames)
+    return Replay(**store, seed=seed, frames=frames)
 
 
 def learner_bytes(config, observation_dim: int, image_shape=None) -> int:
@@ -116,7 +117,7 @@ def check_memory(
     print(
         f"memory: replay at most {replay_bytes / gigabyte:.2f} GB, learner about {learner / gigabyte:.2f} GB"
     )
-    free = available_memory()
+    free = available_memory() // ranks.on_this_machine()
     free_on_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free - replay_bytes
     if replay_bytes > free:
         raise ValueError(

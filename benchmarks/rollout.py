@@ -95,7 +95,7 @@ class PlainLoop:
 
 def step_of(run) -> None:
     "What `train.main` does between two updates."
-    if run.finished():
+    if run.next_step() == "stop":
         raise KeyboardInterrupt  # the run has caught the signal
     train.collect(run)
 

@@ -11,19 +11,30 @@ from logbook import Logbook, available_memory, describe_versions
 
 
 def test_a_resumed_log_is_cut_back_to_the_checkpoint(tmp_path):
+    "Also where several rows have one step, and the checkpoint lies between them."
     log = Logbook(tmp_path, {"seed": 1}, {"torch": "x"}, total_steps=300)
-    for step in (100, 200, 300):
-        log.write(step, step // 10, {"loss": 1.0})
+    for step, updates in ((100, 10), (200, 20), (200, 30), (300, 40)):
+        log.write(step, updates, {"loss": 1.0})
+        size = log.sync() if updates == 20 else size if updates > 20 else 0
     log.close()
     log = Logbook(
-        tmp_path, {"seed": 1}, {"torch": "x"}, total_steps=300, resume_step=200, earlier_minutes=7.0
+        tmp_path, {"seed": 1}, {"torch": "x"}, total_steps=300, resume=(size, 200), earlier_minutes=7.0
     )
-    log.write(250, 25, {"loss": 2.0})
+    log.write(200, 31, {"loss": 2.0})
     log.close()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == [100, 200, 250]
+    assert [row["updates"] for row in rows] == [10, 20, 31]
     assert rows[-1]["minutes"] >= 7.0
     assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 1}
+
+
+def test_where_several_processes_train_one_writes(tmp_path, capsys):
+    log = Logbook(tmp_path / "a", {}, {}, total_steps=100, silent=True)
+    log.write(1, 1, {"x": 1.0}), log.say("hello"), log.show(1, lambda: "hello")
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert log.stop_signal == signal.SIGTERM and log.sync() == 0 and log.progress(50) == 0.5
+    log.close()
+    assert not (tmp_path / "a").exists() and capsys.readouterr() == ("", "")
 
 
 def test_progress_is_the_further_of_steps_and_clock(tmp_path):
@@ -53,10 +64,13 @@ def test_due_once_every_so_many_minutes(tmp_path):
 
 
 def test_the_first_signal_asks_and_the_second_stops_at_once(tmp_path, capsys):
+    "The second of its kind: torchrun sends a SIGTERM after the SIGINT of one Ctrl-C."
     before = signal.getsignal(signal.SIGINT)
     log = Logbook(tmp_path, {}, {}, total_steps=100)
     os.kill(os.getpid(), signal.SIGINT)
     assert log.stop_signal == signal.SIGINT and "saving a checkpoint" in capsys.readouterr().out
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert log.stop_signal == signal.SIGINT and capsys.readouterr().out == ""
     with pytest.raises(KeyboardInterrupt):
         os.kill(os.getpid(), signal.SIGINT)
     log.close()
@@ -70,13 +84,17 @@ def test_versions_and_memory(tmp_path):
     assert 10**8 < available_memory() < 10**13
 
 
-def test_a_line_that_a_crash_has_cut_does_not_block_a_resume(tmp_path):
+@pytest.mark.parametrize("lost", [1, 7, 60])
+def test_a_log_that_is_shorter_than_it_was_keeps_its_whole_lines(tmp_path, lost):
     log = Logbook(tmp_path, {}, {}, total_steps=100)
     for step in (10, 20, 30):
         log.write(step, step, {"x": 1.0})
+    size = log.sync()
     log.close()
     path = tmp_path / "metrics.jsonl"
-    path.write_text(path.read_text()[:-7])
-    Logbook(tmp_path, {}, {}, total_steps=100, resume_step=20).close()
-    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20]
+    path.write_bytes(path.read_bytes()[:-lost])
+    Logbook(tmp_path, {}, {}, total_steps=100, resume=(size, 30)).close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20, 30][
+        : -1 - lost // 60
+    ]
     assert not list(tmp_path.glob("*.tmp"))

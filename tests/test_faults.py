@@ -1,0 +1,357 @@
+"""What goes wrong while a run lasts, injected through the real program: one clear line, and nothing lost."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+import checkpoint
+import frames
+import train
+from config import parse
+
+ROOT = Path(__file__).resolve().parent.parent
+SMOKE = ["--scale", "smoke", "--device", "cpu", "--eval_every", "1000", "--checkpoint_every", "1000"]
+SMOKE += ["--final_episodes", "1"]
+TWO = ["--tasks", "RepeatFirstEasy,MineSweeperEasy", "--attempts", "1"]
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path, monkeypatch):
+    "Runs of the tests go to a folder of their own."
+    monkeypatch.setattr(train, "ROOT", tmp_path)
+    return tmp_path / "runs"
+
+
+def children(pid: int) -> list[int]:
+    "Processes that a process has started, and those that they have, as Linux tells."
+    found = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            found += [child, *children(child)]
+    return found
+
+
+def none_left(pids: list[int]) -> bool:
+    "Whether all of them have ended, a second later at most."
+    until = time.monotonic() + 1
+    while time.monotonic() < until and any(Path(f"/proc/{pid}").exists() for pid in pids):
+        time.sleep(0.02)
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+# --------------------------------------------------------------------------------------- a disk that is full
+
+
+@pytest.fixture
+def no_file_may_grow():
+    "A function after whose call the system refuses to make any file larger than it is told."
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def resumes_from(runs, steps, no_file_may_grow):
+    "The checkpoint loads, and the run goes on."
+    no_file_may_grow(resource.RLIM_INFINITY)
+    assert checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]["steps"] == steps
+    train.main(["--name", "a", "--resume", "--steps", str(steps + 200)])
+    assert checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]["steps"] == steps + 200
+
+
+LINE = r"^a file of .*/runs/a could not be written \(.*\): free some space there\. The last checkpoint stands: .*"
+
+
+def test_a_full_disk_under_the_log(runs, monkeypatch, no_file_may_grow):
+    train.main(["--name", "a", *SMOKE, *TWO, "--steps", "600"])
+    original = train.Run.log_training
+
+    def log_training(run):
+        no_file_may_grow((runs / "a" / "metrics.jsonl").stat().st_size + 100)  # a row takes some thousand
+        original(run)
+
+    monkeypatch.setattr(train.Run, "log_training", log_training)
+    with pytest.raises(OSError, match=LINE):
+        train.main(["--name", "a", "--resume", "--steps", "3000"])
+    monkeypatch.setattr(train.Run, "log_training", original)
+    resumes_from(runs, 600, no_file_may_grow)
+
+
+@pytest.mark.parametrize("file", ["checkpoint.pt", "rank", "replay"])
+def test_a_full_disk_under_a_checkpoint(runs, monkeypatch, no_file_may_grow, file):
+    "While the checkpoint itself is written, or one of its parts."
+    train.main(["--name", "a", *SMOKE, *TWO, "--steps", "600"])
+    original = checkpoint.save
+
+    def save(path, *arguments, **more):
+        if path.name.startswith(file):
+            no_file_may_grow(10_000)  # more than pytest has caught of what was printed
+        return original(path, *arguments, **more)
+
+    monkeypatch.setattr(checkpoint, "save", save)
+    with pytest.raises(OSError, match=LINE):
+        train.main(["--name", "a", "--resume", "--steps", "1000"])
+    monkeypatch.setattr(checkpoint, "save", original)
+    assert not list((runs / "a").rglob("*.writing"))  # what was half-written does not fill the disk further
+    resumes_from(runs, 600, no_file_may_grow)
+
+
+def test_a_full_disk_under_the_frames_that_spill(runs, monkeypatch, no_file_may_grow):
+    flags = ["--env", "procgen-easy", "--tasks", "climber", "--replay_ram", "0.0005", *SMOKE]
+    train.main(["--name", "a", *flags, "--steps", "600"])
+    original = frames.FrameStore._spill
+
+    def spill(store, segment):
+        no_file_may_grow(10_000)  # more than pytest has caught of what was printed
+        original(store, segment)
+
+    monkeypatch.setattr(frames.FrameStore, "_spill", spill)
+    with pytest.raises(
+        frames.FramesFull, match="cannot write .* free some space, raise --replay_ram or lower"
+    ):
+        train.main(["--name", "a", "--resume", "--steps", "30000"])
+    monkeypatch.setattr(frames.FrameStore, "_spill", original)
+    resumes_from(runs, 600, no_file_may_grow)
+
+
+# ------------------------------------------------------------------------------- environments that misbehave
+
+
+class Misbehaves(gymnasium.Env):
+    "An environment that does `fault` at step 7, and nothing else in particular."
+
+    observation_space = spaces.Box(-1, 1, (3,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, fault):
+        self.fault, self.obs = fault, np.zeros(3, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.obs, {}
+
+    def step(self, action):
+        self.t += 1
+        self.obs[:] = self.t / 100  # the same array each time
+        obs, reward = self.obs, 1.0
+        if self.t == 7:
+            if self.fault == "raises":
+                raise KeyError("no such goal")
+            reward = {"NaN reward": np.nan, "huge reward": 1e38}.get(self.fault, reward)
+            obs = {"infinite observation": obs / np.float32(0), "NaN observation": obs * np.nan}.get(
+                self.fault, obs
+            )
+            obs = {"another shape": np.zeros(4), "one number": np.zeros(1)}.get(self.fault, obs)
+        return obs, reward, self.t == 20, False, {}
+
+
+@pytest.fixture
+def misbehaving():
+    "A function that registers an environment with a fault, and returns its id."
+    names = []
+
+    def register(fault):
+        names.append("Misbehaves-v0")
+        gymnasium.register(
+            names[-1], lambda: Misbehaves(fault), max_episode_steps=50, disable_env_checker=True
+        )
+        return "gym:" + names[-1]
+
+    yield register
+    for name in names:
+        del gymnasium.registry[name]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("workers", ["none", "processes"])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("raises", "KeyError.*no such goal"),
+        ("NaN reward", "nan"),
+        ("NaN observation", "nan"),
+        ("infinite observation", "inf"),
+        ("another shape", r"\(4,\)"),
+        ("one number", r"\(1,\)"),
+    ],
+)
+def test_an_environment_that_misbehaves_is_named_with_the_step(runs, misbehaving, fault, words, workers):
+    env = misbehaving(fault)
+    if workers == "processes" and fault != "raises":
+        pytest.skip("the check is the environment's own, in process or not: one fault is enough")
+    with pytest.raises(ValueError, match=rf"(?s)Misbehaves-v0.*{words}.*step 7") as caught:
+        train.main(["--name", "a", "--env", env, "--workers", workers, *SMOKE, "--steps", "600"])
+    assert "\n" not in str(caught.value)
+    assert not children(os.getpid())
+
+
+def test_an_environment_that_returns_the_same_array_is_copied(runs, misbehaving):
+    train.main(["--name", "a", "--env", misbehaving("none"), *SMOKE, "--steps", "600"])
+    state = checkpoint.load(runs / "a" / "checkpoint.pt")["processes"][0]["replay"][0]
+    stored = checkpoint.load_part(runs / "a" / "parts", state)
+    first = stored["obs"][: stored["length"][0] + 1, 0]
+    torch.testing.assert_close(first, torch.arange(21) / 100)
+
+
+# ----------------------------------------------------------------------------- losses that are not finite
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_ten_updates_that_are_not_finite_stop_the_run_and_weights_stay(runs, misbehaving, monkeypatch):
+    "Rewards of 1e38, which learning multiplies by 10: every batch that holds one is left out."
+    seen = []
+    original = train.Run.update
+    monkeypatch.setattr(train.Run, "update", lambda run: (seen.append(run), original(run)))
+    flags = ["--variant", "dep_dep", "--reward_scale", "10", *SMOKE, "--steps", "60000", "--log_every", "4"]
+    with pytest.raises(ValueError, match="ten updates in a row were left out") as caught:
+        train.main(["--name", "a", "--env", misbehaving("huge reward"), *flags])
+    assert "losses loss/critic" in str(caught.value) and "gradients" in str(caught.value)
+    assert "weights" not in str(caught.value) and "\n" not in str(caught.value)
+    run = seen[-1]
+    for name, value in run.agent.state_dict().items():
+        assert torch.isfinite(value).all(), name
+    assert run.skipped == 10
+    rows = (runs / "a" / "metrics.jsonl").read_text()
+    assert '"skipped": 1.0' in rows  # counted in the log as well
+
+
+def test_what_is_not_finite_is_named_in_the_order_of_the_forward_pass(runs):
+    run = train.Run(parse(["--name", "a", *SMOKE, *TWO], runs.parent))
+    try:
+        with torch.no_grad():
+            run.agent.transformer.inp.weight[0, 0] = np.nan
+        bad = train.not_finite(run.agent, {"value": torch.tensor(np.inf), "entropy": torch.tensor(1.0)})
+        assert bad == "weights transformer.inp.weight; losses value"
+    finally:
+        run.close()
+
+
+# ------------------------------------------------------------------------------------------ out of memory
+
+
+def test_out_of_memory_says_what_to_lower():
+    "The system refuses what an update needs; found by the real allocator, in a process of its own."
+    code = """
+import pathlib, re, resource, sys, tempfile, train
+train.ROOT = pathlib.Path(tempfile.mkdtemp())
+original = train.update
+def update(*arguments):
+    now = int(re.search(r"VmSize:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1]) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (now + 20_000_000, resource.RLIM_INFINITY))
+    return original(*arguments)
+train.update = update
+try:
+    train.main(sys.argv[1:])
+except ValueError as error:
+    sys.exit(f"error: {error}")
+"""
+    flags = ["--scale", "smoke", "--device", "cpu", "--tasks", "RepeatFirstEasy", "--d_model", "512"]
+    flags += ["--d_ff", "2048", "--steps", "10000", "--threads", "1"]
+    command = [sys.executable, "-c", code, *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 1, done.stderr
+    line = done.stderr.strip().splitlines()[-1]
+    assert (
+        line.startswith("error: out of memory: lower --batch_size (now ") and "Traceback" not in done.stderr
+    )
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory. Tried to ..."), MemoryError()])
+def test_out_of_memory_on_a_gpu_says_the_same(runs, monkeypatch, error):
+    def update(*arguments):
+        raise error
+
+    monkeypatch.setattr(train, "update", update)
+    with pytest.raises(ValueError, match=r"out of memory: lower --batch_size \(now \d+\), --context"):
+        train.main(["--name", "a", *SMOKE, *TWO, "--steps", "3000"])
+
+
+def test_any_other_error_stays_what_it_is(runs, monkeypatch):
+    def update(*arguments):
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(train, "update", update)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        train.main(["--name", "a", *SMOKE, *TWO, "--steps", "3000"])
+
+
+# ---------------------------------------------------------------------------------- signals and dead workers
+
+
+def started(tmp_path, flags):
+    "The program in a process of its own, once it has written a row of its log."
+    code = f"""
+import pathlib, signal, sys, train
+signal.signal(signal.SIGINT, signal.default_int_handler)
+train.ROOT = pathlib.Path({str(tmp_path)!r})
+try:
+    train.main(sys.argv[1:])
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    command = [sys.executable, "-c", code, "--name", "a", *SMOKE, *TWO, "--log_every", "5", *flags]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    log, until = tmp_path / "runs" / "a" / "metrics.jsonl", time.monotonic() + 60
+    while not (log.exists() and log.stat().st_size):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.05)
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_and_its_workers_within_ten_seconds(tmp_path, number):
+    process = started(tmp_path, ["--workers", "processes", "--steps", "10000000"])
+    workers = children(process.pid)
+    assert workers
+    process.send_signal(number)
+    assert process.wait(10) == 128 + number
+    assert none_left(workers)
+    assert checkpoint.load(tmp_path / "runs" / "a" / "checkpoint.pt")["counters"]["updates"] > 0
+
+
+def test_a_second_interrupt_ends_it_at_once(tmp_path):
+    "While the first one is being answered: here by a save that would take a minute."
+    process = started(tmp_path, ["--workers", "processes", "--steps", "10000000", "--num_envs", "3"])
+    workers = children(process.pid)
+    process.send_signal(signal.SIGSTOP)  # so that both are there when it wakes up
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(10) == 130
+    assert none_left(workers)
+
+
+def test_a_worker_that_dies_or_hangs_is_replaced_and_its_rollout_counted(tmp_path):
+    flags = ["--workers", "processes", "--num_envs", "3", "--worker_timeout", "2", "--steps", "10000000"]
+    process = started(tmp_path, flags)
+    folder = tmp_path / "runs" / "a"
+
+    def lost():
+        rows = (folder / "metrics.jsonl").read_text().splitlines()
+        return max(
+            (int(row.split('"lost_rollouts": ')[1].split(",")[0]) for row in rows if row.endswith("}")),
+            default=0,
+        )
+
+    try:
+        for expected, fault in ((1, signal.SIGKILL), (2, signal.SIGSTOP)):
+            os.kill(children(process.pid)[expected], fault)
+            until = time.monotonic() + 60
+            while lost() < expected:
+                assert process.poll() is None and time.monotonic() < until
+                time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+    assert checkpoint.load(folder / "checkpoint.pt")["counters"]["lost"] == 2
