@@ -4,7 +4,7 @@ What     how many there are and which one this is; means over them of gradients 
          decides, told to all; objects gathered from all
 Why      a second GPU should be one more word on the command line: torchrun starts the program once for each
          process, and everything else stays as it is with one
-Paper    none. The paper's Procgen memory-hard runs used two GPUs (appendix A)
+Paper    none
 Notes    PyTorch's DistributedDataParallel averages gradients as one backward makes them; here chunks of states
          have a backward each (train.py), so the finished gradients are averaged instead, in one bucket.
          With one process, nothing here does anything, and torch.distributed is not started.

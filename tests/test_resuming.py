@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -116,13 +117,22 @@ def test_a_run_stopped_by_a_signal_goes_on_as_if_it_had_not_been(runs, tmp_path)
     assert_same_run(runs / "whole", runs / "parts")
 
 
-@pytest.fixture
-def saved_twice(runs):
-    "A run with a checkpoint and the one before it."
+@pytest.fixture(scope="module")
+def run_saved_twice(tmp_path_factory):
+    "A run with a checkpoint and the one before it, made once."
+    folder = tmp_path_factory.mktemp("saved")
     flags = [*SMOKE, "--tasks", "RepeatFirstEasy,MineSweeperEasy", "--attempts", "1"]
-    train.main(["--name", "a", *flags, "--steps", "800"])
-    train.main(["--name", "a", "--resume", "--steps", "1200"])
-    return runs / "a"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "ROOT", folder)
+        train.main(["--name", "a", *flags, "--steps", "800"])
+        train.main(["--name", "a", "--resume", "--steps", "1200"])
+    return folder / "runs" / "a"
+
+
+@pytest.fixture
+def saved_twice(run_saved_twice, runs):
+    "A copy of it for each test to damage."
+    return Path(shutil.copytree(run_saved_twice, runs / "a"))
 
 
 def damage(path):
