@@ -1,8 +1,11 @@
 r"""Figures: a lesson drawn from twohot.py, a run's log, and the comparison under rescaled rewards.
 
-    python plot.py scale               # writes figures/scale.png: critic losses against return scales
-    python plot.py run runs/<name>     # writes runs/<name>/curves.png from metrics.jsonl
-    python plot.py scales              # writes figures/scales.png from results/scales.csv
+    python plot.py scale                        # writes figures/scale.png: critic losses against return scales
+    python plot.py run runs/<name>              # writes runs/<name>/curves.png from metrics.jsonl
+    python plot.py run runs/a runs/b runs/c     # several seeds of one thing, as bands: runs/<what their names share>.png
+    python plot.py compare runs/a runs/b        # two things or more, each of one run or several: runs/compare.png
+    python plot.py attention runs/<name>        # one rollout: writes runs/<name>/attention.png (attention.py)
+    python plot.py scales                       # writes figures/scales.png from results/scales.csv
 
 scale    AMAGO-2's Figures 3 and 12, without training: the critic's loss against the relative error of
          its prediction, for targets over four orders of magnitude.
@@ -10,6 +13,10 @@ run      Returns task by task (lines: while training, with exploration noise; do
          without), the normalised mean, both losses, and the share of replayed actions that the filter
          lets through, against env steps. Where the log has them: the critic's most likely bins (the
          paper's Figure 7, centre) and each task's share of the losses.
+         Of several runs: returns by task as bands over seeds, and the interquartile mean of all tasks.
+compare  The same for runs of several configurations, in one figure; runs that differ in nothing but their
+         seed (and name) belong together.
+attention  What one rollout's steps attended to, the critic's bins, and actions with their advantages.
 scales   The paper's experiment on rescaled rewards (Figures 6 and 7): the four combinations of actor
          and critic loss, with the rewards of some tasks multiplied and without.
 
@@ -17,7 +24,7 @@ Shapes   Y targets, E relative errors, N bins, n logged rows
 """
 
 import csv
-import json
+import os
 import re
 import sys
 from collections import defaultdict
@@ -30,16 +37,13 @@ import numpy as np
 import torch
 import tyro
 
+from checkpoint import CheckpointError
+from curves import STYLES, differences, draw_groups, interquartile, read_config, read_groups, read_log, smooth
 from envs import task_family
 from twohot import BinSupport, cross_entropy, symexp, twohot_loss
 
 matplotlib.use("Agg")  # files only: works without a display
 import matplotlib.pyplot as plt
-
-# Lines differ in shade and in dash, so that they can be told apart in greyscale, too (Wong's palette).
-STYLES = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", ":"), ("#555555", "-.")]
-STYLES += [("#cc79a7", (0, (6, 1, 1, 1, 1, 1))), ("#e69f00", (0, (3, 1))), ("#56b4e9", (0, (8, 3)))]
-STYLES += [("#000000", (0, (1, 2)))]
 
 VARIANTS = ["ind_ind", "ind_dep", "dep_ind", "dep_dep"]  # actor first, as in the paper's Figure 4
 
@@ -59,9 +63,12 @@ TARGETS = (1.0, 10.0, 100.0, 1_000.0, 10_000.0)
 class Options:
     """Draw a figure."""
 
-    what: Annotated[str, tyro.conf.Positional]  # scale, run or scales
-    # run: the run's folder | scales: the table, if not results/scales.csv | scale: the picture to write
-    path: Annotated[str | None, tyro.conf.Positional] = None
+    what: Annotated[str, tyro.conf.Positional]  # scale, run, compare, attention or scales
+    # run, compare, attention: folders of runs | scales: the table, if not results/scales.csv | scale: the picture
+    paths: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    task: str | None = None  # attention: the task to play; default: the run's first
+    seed: int = 0  # attention: of the variant that is played, and of the actions drawn
+    output: str | None = None  # the picture to write, if not where it usually goes
 
 
 def scale_losses(target_Y: np.ndarray, error_E: np.ndarray) -> dict[str, np.ndarray]:
@@ -128,40 +135,6 @@ def plot_scale(out: str | Path | None = None) -> Path:
         fontsize=9,
     )
     return save(figure, out or "figures/scale.png")
-
-
-def read_log(folder: str | Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """metrics.jsonl as {name: (env steps (n,), values (n,), or (n, N) where a row holds a list of N)}.
-
-    Raises ValueError, one line, if there is no log or nothing in it yet.
-    """
-    path = Path(folder) / "metrics.jsonl"
-    if not path.exists():
-        raise ValueError(f"no log at {path}: give a run's folder, for example runs/my_run")
-    points = defaultdict(list)
-    for line in path.read_text().splitlines():
-        row = json.loads(line)
-        for name, value in row.items():
-            points[name].append((row["step"], value))
-    if not points:
-        raise ValueError(f"{path} is empty: the run has not logged anything yet")
-    return {
-        name: (np.array([step for step, _ in rows]), np.array([value for _, value in rows], dtype=float))
-        for name, rows in points.items()
-    }
-
-
-def read_config(folder: str | Path) -> dict:
-    """config.json of a run; {} if there is none, and labels then say less."""
-    path = Path(folder) / "config.json"
-    return json.loads(path.read_text()) if path.exists() else {}
-
-
-def smooth(values: np.ndarray, window: int = 9) -> np.ndarray:
-    """Running mean (n,) over up to `window` neighbours, shorter at the ends."""
-    window = min(window, len(values))
-    kernel = np.ones(window)
-    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
 def task_shares(log: dict, what: str, most: int = 8) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -266,6 +239,14 @@ def plot_run(folder: str | Path, out: str | Path | None = None) -> Path:
     axis = axes.pop(0)
     draw(axis, "return_mean", "mean return", STYLES[3], "eval/return_mean")
     draw(axis, "", "normalised mean (0 random, 1 best)", STYLES[0], "eval/score_mean")
+    scores = sorted(name for name in log if name.startswith("eval/score/"))
+    if len(scores) > 1:
+        iqm_n, low_n, high_n = interquartile(np.array([[log[name][1] for name in scores]]))
+        steps, (color, dash) = log[scores[0]][0], STYLES[1]
+        label = "interquartile mean,\n95% interval over tasks"
+        axis.plot(steps, iqm_n, color=color, linestyle=dash, marker="s", markersize=3, label=label)
+        axis.vlines(steps, low_n, high_n, color=color, linewidth=0.8)
+        axis.margins(y=0.3)  # room for the legend
     finish(axis, "all tasks", "mean over tasks")
     if success:
         axis = axes.pop(0)
@@ -304,6 +285,27 @@ def plot_run(folder: str | Path, out: str | Path | None = None) -> Path:
     figure.supxlabel("env steps", fontsize=9)
     figure.tight_layout()
     return save(figure, out or Path(folder) / "curves.png")
+
+
+def plot_groups(what: str, folders: list[str], out: str | Path | None = None) -> Path:
+    """Draw several runs: `what` "run", seeds of one thing, or "compare", two things or more; returns the path.
+
+    Runs that differ in nothing but their seed and name belong together (curves.py). Prints each group's last
+    evaluation. The picture goes beside the runs unless `out` is given. ValueError, one line, for runs that
+    cannot be drawn together.
+    """
+    groups = read_groups(folders)
+    different = differences([group.config for group in groups])
+    if what == "run" and different:
+        raise ValueError(
+            f"these runs are not seeds of one thing, they differ in {different}: to draw them side by side type: "
+            f"python plot.py compare {' '.join(folders)}"
+        )
+    figure, lines = draw_groups(groups, f"different: {different}" if different else groups[0].label)
+    print("\n".join(lines))
+    shared = os.path.commonprefix([Path(folder).name for folder in folders]).rstrip("_-. ")
+    name = "compare" if what == "compare" else shared or "seeds"
+    return save(figure, out or Path(folders[0]).parent / f"{name}.png")
 
 
 def read_table(path: Path, texts: tuple[str, ...], numbers: tuple[str, ...]) -> list[dict]:
@@ -428,22 +430,36 @@ def save(figure, out: str | Path) -> Path:
 def main(argv: list[str] | None = None) -> Path:
     """Draw what `argv` asks for; returns the path of the picture."""
     options = tyro.cli(Options, args=argv)
-    if options.what == "scale":
-        return plot_scale(options.path)
-    if options.what == "scales":
-        return plot_scales(options.path or "results/scales.csv")
-    if options.what != "run":
+    what, paths, out = options.what, list(options.paths), options.output
+    if what in ("scale", "scales") and len(paths) > 1:
+        raise ValueError(f"python plot.py {what} takes one file at most, got {', '.join(paths)}")
+    if what == "scale":
+        return plot_scale(out or (paths or [None])[0])
+    if what == "scales":
+        return plot_scales((paths or ["results/scales.csv"])[0], out)
+    if what not in ("run", "compare", "attention"):
         raise ValueError(
-            f"cannot draw '{options.what}'; to draw a run's curves type: python plot.py run runs/<name>, "
-            "for the other figures: python plot.py scale, or: python plot.py scales"
+            f"cannot draw '{what}'; to draw a run's curves type: python plot.py run runs/<name>, "
+            "for the other figures: python plot.py compare, attention, scale or scales"
         )
-    if options.path is None:
-        raise ValueError("which run? Type: python plot.py run runs/<name>")
-    return plot_run(options.path)
+    if not paths:
+        raise ValueError(f"which run? Type: python plot.py {what} runs/<name>")
+    if what == "attention":
+        if len(paths) > 1:
+            raise ValueError(f"attention is drawn of one run at a time, got {', '.join(paths)}")
+        from attention import (
+            draw_attention,
+        )  # here, because it takes the whole program, and a log's curves do not
+
+        figure, folder = draw_attention(paths[0], options.task, options.seed)
+        return save(figure, out or folder / "attention.png")
+    if len(paths) == 1 and what == "compare":
+        raise ValueError(f"compare takes two runs or more: python plot.py compare {paths[0]} runs/<name>")
+    return plot_run(paths[0], out) if len(paths) == 1 else plot_groups(what, paths, out)
 
 
 if __name__ == "__main__":
     try:
         print(f"written: {main()}")
-    except ValueError as error:
+    except (ValueError, OSError, CheckpointError) as error:
         sys.exit(f"error: {error}")
