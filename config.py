@@ -20,6 +20,7 @@ from typing import Literal
 import torch
 import tyro
 
+import ranks
 from envs import all_tasks
 from presets import preset
 
@@ -183,10 +184,10 @@ def check(config: Config, root: Path = ROOT) -> None:
         raise ValueError(f"runs/{c.name} exists: choose another --name, or add --resume to go on with it")
     if (c.replay_steps is None) == (c.replay_trajectories is None):
         raise ValueError("give exactly one of --replay_trajectories and --replay_steps (the other as None)")
-    held = c.replay_trajectories or c.replay_steps // c.segment_length
+    held = (c.replay_trajectories or c.replay_steps // c.segment_length) // ranks.count()
     if held < c.batch_size:
         raise ValueError(
-            f"the replay may hold no more than {held} segments, and a batch takes {c.batch_size}: raise "
+            f"the replay (of one process) may hold no more than {held} segments, and a batch takes {c.batch_size}: raise "
             f"--replay_trajectories or --replay_steps, or lower --batch_size or --segment_length"
         )
     if c.d_model % c.heads:

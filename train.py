@@ -616,7 +616,10 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
     path = Path(path)
     state = checkpoint.load(path / "best.pt" if path.is_dir() else path)
     saved = {k: tuple(v) if isinstance(v, list) else v for k, v in state["config"].items()}
-    config = Config(**saved)
+    try:
+        config = Config(**saved)
+    except TypeError as error:
+        raise checkpoint.CheckpointError(f"{path} is of another version of this program: {error}") from error
     agent = Agent(config, *sizes(make_env(**env_arguments(config))))
     agent.load_state_dict(state["agent"])
     return Policy(agent.to(device).eval(), config, num_envs, seed, greedy)

@@ -64,7 +64,8 @@ def make_replay(config, env, folder, device: torch.device, seed: int = 0) -> Rep
     Prints what it and the learner will take; ValueError, naming what to lower, if that does not fit.
     """
     c, (observation_dim, action_dim, discrete, image_shape, _) = config, sizes(env)
-    steps, trajectories = c.replay_steps, c.replay_trajectories
+    # Several processes hold a part of the replay each.
+    steps, trajectories = (n and max(1, n // ranks.count()) for n in (c.replay_steps, c.replay_trajectories))
     store = {
         "observation_dim": observation_dim,
         "action_shape": () if discrete else (action_dim,),

@@ -219,6 +219,12 @@ def test_a_policy_in_a_plain_gymnasium_loop(runs):
     assert info["length"] >= 1 and np.isfinite(info["return"])
 
 
+def test_a_checkpoint_of_another_version_is_one_line(tmp_path):
+    checkpoint.save(tmp_path / "best.pt", {"config": {"no_longer_there": 1}, "agent": {}})
+    with pytest.raises(checkpoint.CheckpointError, match="another version of this program.*no_longer_there"):
+        train.load(tmp_path)
+
+
 def test_evaluate_prints_a_table_and_writes_it(runs, capsys):
     train.main(["--name", "a", *SMOKE, *TWO])
     rows = evaluate.main([str(runs / "a"), "--episodes", "3", "--tasks", "MineSweeperEasy"])
