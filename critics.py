@@ -7,17 +7,24 @@ What     Q(h, a, gamma) for C independent critics and G discounts in one batched
 Why      one replayed action must be scored K + 1 times for each discount and critic: at the paper's
          sizes these are most of the FLOPs of an update, and almost all of its memory
 Paper    AMAGO-2 section 3 (y_t, and the ensemble over discounts) and Table 1 (C = 4, G = 7, tau). N bins:
-         the scale-independent critic, Eq. 3; one number: the scale-dependent one, Eq. 1
-Shapes   S states: flattened valid (b, t), a chunk of them at a time; C critics; G discounts;
-         K action samples; A action; D state width; N bins
+         the scale-independent critic, Eq. 3; one number: the scale-dependent one, Eq. 1.
+         Authors' code: github.com/UT-Austin-RPL/amago
+Shapes   S states: flattened valid (b, t), a chunk of them at a time; C critics, R of them drawn;
+         G discounts; K action samples; A action; D state width; N bins; H hidden width; M single actions
 Notes    The first layer is linear in (state, discount, action), so its state part is computed once a
          state, its discount part once, and both are added to the action part of every sample.
          Nothing here is chunked: the caller loops over chunks of states and calls backward for each
-         (see "How to use it" below), so that nothing of size C x B x T x G x N ever exists.
-Copy     this file alone; needs torch. `decode` and the loss come from the caller (twohot.py)
+         (see "Use" below), so that nothing of size C x B x T x G x N ever exists.
+Copy     this file alone; needs torch. The loss, and values from N bins, are the caller's (twohot.py)
 Try      python critics.py
 
-How to use it, with gradients equal to those of one large loss:
+Use: targets, where `value` decodes N logits (twohot.py) or takes [..., 0] of one output:
+
+    q_CSG = value(target(next_SD, action_SGA))                         # the policy's next actions
+    q_SG = take_subset(q_CSG, draw_subset(C, (S, G))).mean(0)          # or .amin(0)
+    y_SG = td_target(reward_S, terminated_S, q_SG, gamma_G)
+
+and the loss in chunks, with gradients equal to those of one large loss:
 
     for part in torch.arange(S).split(256):
         h = state_SD[part].detach().requires_grad_()
@@ -205,34 +212,44 @@ def move_target(target: nn.Module, online: nn.Module, tau: float) -> None:
 if __name__ == "__main__":
     torch.manual_seed(0)
     gammas = (0.1, 0.9, 0.99)
+    gamma_G = torch.tensor(gammas)
     critics = ActionCritics(state_dim=8, action_dim=3, gammas=gammas, critics=4, hidden=(16, 16), outputs=32)
     state_SD = torch.randn(5, 8)
     stored_S1A = F.one_hot(torch.randint(3, (5, 1)), 3).float()
     sampled_KSGA = F.one_hot(torch.randint(3, (2, 5, 3)), 3).float()
-    print("stored action, all discounts: (C, S, G, N)   =", tuple(critics(state_SD, stored_S1A).shape))
-    print("K=2 sampled actions:          (C, K, S, G, N) =", tuple(critics(state_SD, sampled_KSGA).shape))
+    q_CSGA = AllActionCritics(8, action_dim=3, discounts=3, critics=4, hidden=(16, 16))(state_SD)
+    print("4 critics, 5 states, 3 discounts, 3 actions, 32 bins")
+    print("  stored action, all discounts: (C, S, G, N)   =", tuple(critics(state_SD, stored_S1A).shape))
+    print("  K=2 sampled actions:          (C, K, S, G, N) =", tuple(critics(state_SD, sampled_KSGA).shape))
+    print("  every action at once:         (C, S, G, A)    =", tuple(q_CSGA.shape))
+    sizes = "4 x ((8 + 1 + 3) x 16 + 16  +  16 x 16 + 16  +  16 x 32 + 32)"
+    print(f"  parameters {sum(p.numel() for p in critics.parameters())}: by hand {sizes} = 4096")
+    features = [round(x, 3) for x in critics.gamma_feature_G1[:, 0].tolist()]
+    print(f"  discounts {list(gammas)} enter as {features}: ln(1 + 1.11), ln(1 + 10), ln(1 + 100)")
 
     row = torch.cat([state_SD[4], critics.gamma_feature_G1[2], stored_S1A[4, 0].clamp(-0.999, 0.999)])
     for layer, (weight, bias) in enumerate(zip(critics.weight, critics.bias)):
         row = F.leaky_relu(row) if layer else row
         row = row @ weight[1] + bias[1, 0]
     gap = (row - critics(state_SD, stored_S1A)[1, 4, 2]).abs().max().item()
-    print(f"critic 1, state 4, discount .99, written out in full: largest difference {gap:.1e}")
+    print(f"  critic 1, state 4, discount .99, written out in full: largest difference {gap:.1e}")
 
+    print("\na target, by hand: two of the critics' values 1, 2, 3, 4 are drawn")
     q_CSG = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
-    q_CSGA = AllActionCritics(8, action_dim=3, discounts=3, critics=4, hidden=(16, 16))(state_SD)
-    print("every action at once:         (C, S, G, A)    =", tuple(q_CSGA.shape))
     pair = take_subset(q_CSG, torch.tensor([1, 3]).view(2, 1, 1))
-    print(
-        f"drawn critics 1 and 3 of values 1, 2, 3, 4: mean {pair.mean(0).item()}, minimum {pair.amin(0).item()}"
-    )
-    gamma_G = torch.tensor(gammas)
+    print(f"  numbers 1 and 3: mean {pair.mean(0).item()}, minimum {pair.amin(0).item()}")
     for terminated in (False, True):
         y = td_target(torch.tensor([1.0]), torch.tensor([terminated]), torch.full((1, 3), 10.0), gamma_G)
-        print(f"reward 1, next value 10, terminated {terminated!s:5}: targets {y[0].tolist()}")
+        shown = [round(x, 3) for x in y[0].tolist()]
+        print(f"  reward 1, next value 10, terminated {terminated!s:5}: {shown} for discounts {list(gammas)}")
     follows_S = torch.tensor([True, True, False])
     y_SG = n_step_target(
         torch.ones(3), torch.zeros(3), torch.full((3, 1), 10.0), torch.tensor([0.5]), follows_S, n=3
     )
-    print(f"3-step targets, discount .5, rewards 1, next values 10: {y_SG[:, 0].tolist()}")
+    print(f"  3 steps, discount .5, rewards 1, next values 10: {y_SG[:, 0].tolist()}")
     print("  by hand: 1 + .5 (1 + .5 (1 + .5 x 10)) = 3, then 4 and 6 as the window ends")
+    target, online = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(target.weight), nn.init.ones_(online.weight)
+    for _ in range(3):
+        move_target(target, online, tau=0.1)
+    print(f"  a target's weight 0, moved 3 times by .1 towards 1: {target.weight.item():.3f} = 1 - .9^3")

@@ -5,15 +5,19 @@ What     an actor head with one policy for every discount (categorical, or tanh-
          scale-dependent one (maximise the critic's value of the policy's own action)
 Why      -Q(h, a ~ pi) grows with a task's returns; log pi(a | h) times 0 or 1 does not. The filter
          only asks for the sign of the advantage, which multiplying rewards by 100 cannot change
-Paper    AMAGO-2 section 3, equations 2 (dependent) and 4; CRR-Binary-Mean, Wang et al. 2020
-Shapes   B batch, T time, or S states where they are flattened; G discounts; K samples; A action; D width.
-         All functions take any leading dimensions: a policy over (..., G) has features (..., G, F)
+Paper    AMAGO-2 section 3, equations 2 (dependent) and 4; CRR-Binary-Mean, Wang et al. 2020.
+         Authors' code: github.com/UT-Austin-RPL/amago
+Shapes   B batch, T time, or S states where they are flattened; G discounts; C critics; K samples; A action;
+         D width; F features of a policy. All functions take any leading dimensions: (..., G, F)
 Notes    Probabilities are clipped to [low, high] and renormalised: log pi stays finite, and exploration
          never dies. Defaults [0.001, 0.99] are the authors'.
          DEVIATION: stored and sampled actions reach the critic in one form (the authors clip stored
          one-hots like probabilities, sampled ones not), so that a policy which always takes the stored
          action has an advantage of exactly 0.
          Distributions and losses are float32 whatever the autocast.
+Use      policy = Categorical(head(state))         # (..., G, A); or TanhGaussian
+         a = advantage(q(stored), q(policy.sample(3)))             # q: your critic, without gradient
+         loss, metrics = crr_loss(policy.log_prob(stored), a)      # (..., G): mean over what is no padding
 Copy     this file alone; needs torch
 Try      python crr_actor.py
 """
@@ -181,24 +185,36 @@ if __name__ == "__main__":
     q_A = torch.tensor([1.0, 2.0, 3.0, 4.0])
     sampled_KA = policy.sample(3)
     q_sampled_K = (sampled_KA * q_A).sum(-1)
-    print("one state, 4 actions worth", q_A.tolist(), "and a uniform policy")
-    print("K=3 sampled actions:", sampled_KA.argmax(-1).tolist(), "worth", q_sampled_K.tolist())
+    print("one state: 4 actions worth", q_A.tolist(), "and a uniform policy, pi = 1/4 each")
+    print(
+        f"K=3 sampled actions {sampled_KA.argmax(-1).tolist()}, worth {q_sampled_K.tolist()}: "
+        f"the state's value is about {q_sampled_K.mean().item():.3f}"
+    )
+    print("stored action  worth  advantage  filter    loss  gradient of the logits")
     for stored in range(4):
         stored_A = F.one_hot(torch.tensor(stored), 4).float()
         a = advantage(q_A[stored], q_sampled_K)
         loss, metrics = crr_loss(policy.log_prob(stored_A), a)
         (gradient,) = torch.autograd.grad(loss, logits_A, retain_graph=True)
+        hundredfold, _ = crr_loss(policy.log_prob(stored_A), advantage(100 * q_A[stored], 100 * q_sampled_K))
+        assert torch.equal(loss, hundredfold)
         print(
-            f"stored action {stored}: advantage {a.item():+.3f}, filter {int(metrics['filter'])}, "
-            f"loss {loss.item():.4f}, gradient {[round(g, 3) for g in gradient.tolist()]}"
+            f"{stored:>13}{q_A[stored].item():>7.0f}{a.item():>+11.3f}{int(metrics['filter']):>8}"
+            f"{loss.item():>8.4f}  {[round(g, 3) for g in gradient.tolist()]}"
         )
-    print(f"where the filter lets through, the loss is -log pi = ln 4 = {math.log(4):.4f}")
-    loss, _ = value_loss((policy.probs * q_A).sum(-1, keepdim=True))
-    (gradient,) = torch.autograd.grad(loss.sum(), logits_A, retain_graph=True)
-    print(f"scale-dependent: loss {loss.item():.3f}, gradient {[round(g, 3) for g in gradient.tolist()]}")
-    loss, _ = value_loss((policy.probs * 100 * q_A).sum(-1, keepdim=True))
-    (gradient,) = torch.autograd.grad(loss.sum(), logits_A)
-    print(f"  values x 100: loss {loss.item():.3f}, gradient {[round(g, 3) for g in gradient.tolist()]}")
+    print(f"  by hand: -log pi = ln 4 = {math.log(4):.4f}, gradient pi - one-hot; or nothing at all")
+    print("  values x 100: the same to the last bit")
+    for factor in (1, 100):
+        loss, _ = value_loss((policy.probs * factor * q_A).sum(-1, keepdim=True))
+        (gradient,) = torch.autograd.grad(loss.sum(), logits_A, retain_graph=True)
+        shown = [round(g, 3) for g in gradient.tolist()]
+        print(f"scale-dependent, values x {factor}: loss {loss.item():.3f}, gradient {shown}")
+    print("  by hand: -2.5 and -pi (worth - 2.5), times the factor")
+    sharp = Categorical(torch.tensor([10.0, 0.0, 0.0, 0.0])).probs
+    print(f"logits 10, 0, 0, 0: probabilities {[round(p, 5) for p in sharp.tolist()]}")
+    print(
+        f"  by hand: clipped to .99 and .001 each, over their sum .993: {0.99 / 0.993:.5f}, {0.001 / 0.993:.5f}"
+    )
     density = TanhGaussian(torch.zeros(2)).log_prob(torch.tensor([0.0]))
     print(f"tanh-Gaussian, mean 0, log std -1.5, density at 0: {density.exp().item():.4f}")
     print(f"  by hand e^1.5 / sqrt(2 pi) = {math.exp(1.5) / math.sqrt(2 * math.pi):.4f}")

@@ -242,7 +242,8 @@ def random_shift(
     """Shift images (B, T, H, W, C) at random by up to `pad` pixels each way; a new tensor like the old.
 
     Each sequence is shifted with probability `share`, each of its frames on its own; the others come back
-    untouched to the last bit. For training alone. `generator` lives on the images' device.
+    untouched to the last bit. For training alone. `generator` lives on the images' device. A shift for each
+    frame, and `share`: authors' scripts.
     Source: DrQ-v2's pad and crop (Yarats et al. 2021; paper, appendix A) by whole pixels: uint8 stays uint8.
     """
     B, T, H, W, C = image_BTHWC.shape

@@ -3,7 +3,8 @@ r"""The rollouts being lived, one lane an environment, until they are handed to 
 What     `Lanes` takes a step of all environments at a time, and gives back one lane's trajectory when its
          rollout has ended, or when it has grown to the most steps that the replay takes at once
 Why      a trajectory enters the replay whole, with the observation after its last step; rollouts of many
-         contexts are cut into segments as they are lived, so that learning need not wait for their end
+         contexts are cut into segments as they are lived, so that learning need not wait for their end.
+         Actions are not kept: the observation that follows shows each of them (envs.py)
 Paper    none: our choice
 Shapes   E environments, T steps of a lane, L the most of them. An observation is a dictionary of its parts:
          a "vector" (O,), and an "image" (H, W, 3) where there are pixels

@@ -5,7 +5,8 @@ What     running mean and deviation of the TD targets, one pair for each discoun
 Why      regression on raw returns needs another learning rate for every reward function. Normalised, the
          losses of the scale-dependent update have a known size. It is global: tasks that earn a hundred
          times more than others still do, and still take most of the loss. That is the paper's point
-Paper    AMAGO-2 appendix A ("a global (task-agnostic) PopArt layer"); PopArt: van Hasselt et al. 2016
+Paper    AMAGO-2 appendix A ("a global (task-agnostic) PopArt layer"); PopArt: van Hasselt et al. 2016.
+         Authors' code: github.com/UT-Austin-RPL/amago
 Shapes   G discounts; any leading dimensions: values and raw critic outputs (..., G)
 Notes    Three scales meet here. raw: what a critic network puts out. normalised: n = w raw + b, where the
          loss is computed. returns: q = sigma n + mu.
@@ -30,7 +31,8 @@ class PopArt(nn.Module):
 
     Arguments: `discounts` G; `beta` is the step size that the statistics end with; `nu` the second moment
     that they start from. All that is learned are buffers (G,), which survive save and load: `mu` and `nu`
-    first and second moment, `w` and `b` of the output layer, `t` the number of updates so far plus one.
+    first and second moment, `w` and `b` of the output layer, `t` the number of updates so far plus one: the
+    first update takes a step of 1 / (2 - beta), about half of the way from `nu` to what it sees.
     Source: van Hasselt et al. 2016, with the step size and limits of the authors' code.
     """
 

@@ -10,8 +10,9 @@ Order    an explicit flag beats the scale, which beats the preset. `preset` does
 Scales   paper   the column as printed, meant for a GPU
          laptop  learns easy tasks within half an hour on a CPU: a smaller network, rarer updates
          smoke   ends within a minute or two: does the program run at all?
+Use      values = preset("popgym", "laptop"); values["d_model"]      # also "paper" and "smoke"
 Copy     this file alone; needs nothing but Python
-Try      python presets.py
+Try      python presets.py      and, for another column,      python presets.py atari
 """
 
 # The two tables as printed, a line a row. Where a row has one value for all columns, it stands once.
@@ -253,7 +254,8 @@ SCALAR = {"atari": {"reward_scale": 0.25}}
 def preset(name: str, scale: str = "paper", variant: str = "ind_ind") -> dict:
     """Configuration values, field name -> value: the paper's column of preset `name`, shrunk to `scale`.
 
-    `name` is a key of `PRESETS`; `scale` is "paper", "laptop" or "smoke"; `variant` is actor and critic loss.
+    `name` is a key of `PRESETS`; `scale` is "paper", "laptop" or "smoke"; `variant` names the losses of actor
+    and critic, each "ind"ependent of the scale of returns or "dep"endent on it: "ind_ind" to "dep_dep".
     Every scale has the same fields.
     The dictionary is a fresh one. Source: paper, Tables 1 and 2. Raises ValueError for an unknown name or scale.
     """
@@ -280,4 +282,9 @@ def format_table(name: str) -> str:
 
 
 if __name__ == "__main__":
-    print(format_table("popgym"))
+    import sys  # for the lesson alone
+
+    names = sys.argv[1:] or ["popgym"]
+    if unknown := [name for name in names if name not in PRESETS]:
+        sys.exit(f"unknown preset {unknown[0]!r}: choose from {', '.join(PRESETS)}")
+    print("\n\n".join(format_table(name) for name in names))

@@ -62,8 +62,8 @@ class Replay:
     Arguments: `observation_dim` O; `action_shape` and `action_dtype` of one action (() and an integer type
     where discrete); `max_length`, the most steps in one trajectory; `capacity_steps` (env steps) and
     `capacity_trajectories`, exact bounds on what is held: either, or both, which takes less memory than
-    steps alone, for which every trajectory might be one step long; `seed` of the sampling; `frames`, a
-    `FrameStore` or what has its methods, for images.
+    steps alone, for which every trajectory might be one step long; `seed` of the sampling; `frames`, for images, a
+    `FrameStore` or what has its `add`, `read`, `drop`, `pack`, `unpack`, `close` and `frame_shape`.
     Raises ValueError unless a capacity is given and a trajectory of `max_length` fits into it.
     """
 
@@ -132,24 +132,14 @@ class Replay:
         }
 
     @classmethod
-    def memory_bytes(
-        cls,
-        observation_dim: int,
-        action_shape: tuple[int, ...],
-        action_dtype,
-        max_length: int,
-        capacity_steps: int | None = None,
-        capacity_trajectories: int | None = None,
-    ) -> int:
-        """Bytes that a replay with these arguments takes at most, before it is made. Images come on top.
+    def memory_bytes(cls, *arguments, **more) -> int:
+        """Bytes that a replay takes at most, before it is made; its arguments but for `seed` and `frames`.
 
         That many are reserved, for the longest trajectories (by `capacity_trajectories`), the most of them
-        (by `capacity_steps`), or full use of both. Those touched are about 9/8 of what is live. Raises as
-        `Replay` does.
+        (by `capacity_steps`), or full use of both. Those touched are about 9/8 of what is live. Images come on
+        top. Raises as `Replay` does.
         """
-        layout = cls._layout(
-            observation_dim, action_shape, action_dtype, max_length, capacity_steps, capacity_trajectories
-        )
+        layout = cls._layout(*arguments, **more)
         return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
 
     @property

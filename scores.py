@@ -5,8 +5,11 @@ Why      raw returns of different tasks cannot be averaged: a random cart-pole e
 Paper    AMAGO-2 section 4 normalises between a random policy and single-task experts. DEVIATION: ours takes
          scripted oracles that see the hidden state (results/popgym_bounds.py), an upper bound; scores here
          are therefore lower than the paper's for the same return
-Shapes   none; a row of the table is a dictionary
-Copy     this file alone, and a CSV with the columns task, random_mean, best_mean; needs numpy
+Shapes   R rollouts, A attempts of each; a row of the table is a dictionary
+Use      rows = score_rows({"task": [0.2, 0.3]}, {"task": (-0.5, 1.0)})      # returns; random and best
+         print(format_table(rows))
+Copy     this file alone, and for `load_bounds` a CSV, results/NAME_bounds.csv beside it, with the columns
+         task, random_mean, best_mean; needs numpy
 Try      python scores.py
 """
 

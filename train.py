@@ -49,6 +49,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     """
     ranks.start()
     run = Run(ranks.of_first(lambda: parse(argv, ROOT)))
+    run.log.say(f"runs/{run.config.name}: to watch it,  tensorboard --logdir runs")
     try:
         while True:
             step = run.next_step()

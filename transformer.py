@@ -5,13 +5,18 @@ What     Normformer blocks over sigma-reparametrised linear layers, with sinusoi
 Why      RL keeps one network training for millions of updates on its own moving data: the extra norms,
          the per-head scale and the bounded spectral norms keep attention from collapsing meanwhile
 Paper    AMAGO-2 appendix A, "Model Architectures", and Table 2. Normformer: Shleifer et al. 2021;
-         sigma-reparam: Zhai et al. 2023; positions: Vaswani et al. 2017. Leaky ReLU throughout
-Shapes   B batch, T time, D model width, H heads, I input width; L cache slots, E = D / H
+         sigma-reparam: Zhai et al. 2023; positions: Vaswani et al. 2017. Leaky ReLU throughout.
+         Authors' code: github.com/UT-Austin-RPL/amago
+Shapes   B batch, T time, D model width, H heads, I input width; L cache slots, E = D / H features of a head
 Notes    Windows are padded at their end, so the causal mask alone keeps padding out of real steps. What
          stands in the padding does not matter as long as it is finite: 0 * NaN is NaN, also in attention.
          Inside the window `step` equals `forward`. Past it they differ: a cached key of the second block
          was made from a first block that saw L steps further back, so a cache of L slots carries some
          memory of layers x L steps, where a window of L steps carries none.
+Use      model(x_BTI, time_BT)                     # training: whole windows -> states (B, T, D)
+         cache = model.init_cache(batch, context)  # acting, after model.eval():
+         model.step(x_BI, time_B, cache)           # one step -> states (B, D)
+         model.reset(cache, ended_B)               # a sequence has ended; its time starts at 0 again
 Copy     this file alone; needs torch
 Try      python transformer.py
 """
@@ -112,6 +117,7 @@ class Block(nn.Module):
     """One Normformer block on (..., D): pre-norm, a norm after attention, a scale for each head, a norm
     inside the feed-forward.
 
+    Query, key and value are one sigma-reparametrised matrix without a bias: one spectral norm for all three.
     Arguments: `d_model` D, a multiple of `heads` H; `d_ff`; `dropout` on the feed-forward. `forward` and
     `step` share all but the attention itself. Source: Normformer (Shleifer et al. 2021); Table 2.
     """
@@ -275,11 +281,18 @@ if __name__ == "__main__":
     cache = model.init_cache(batch=3, context=T)
     cached = torch.stack([model.step(x_BTI[:, t], time_BT[:, t], cache) for t in range(T)], dim=1)
     print(f"one step at a time, with a cache: largest difference {(cached - full_BTD).abs().max():.1e}")
+    model.reset(cache, torch.tensor([False, True, False]))
+    again_BD = model.step(x_BTI[:, 0], torch.tensor([T, 0, T]), cache)
+    print(f"  sequence 1 begins anew beside the others: {(again_BD[1] - full_BTD[1, 0]).abs().max():.1e}")
 
     changed = x_BTI.clone()
     changed[:, 6] += 1.0
     moved = (model(changed, time_BT) - full_BTD).abs().amax(dim=(0, 2))
     print("changing step 6 moves the states of steps", torch.nonzero(moved > 0).flatten().tolist())
+
+    positions = [round(x, 4) for x in sinusoidal_positions(torch.tensor(3), 4).tolist()]
+    by_hand = [round(x, 4) for x in (math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03))]
+    print(f"position of timestep 3, width 4: {positions}; sin 3, cos 3, sin .03, cos .03: {by_hand}")
 
     layer = SigmaReparamLinear(8, 8)
     with torch.no_grad():
@@ -288,18 +301,20 @@ if __name__ == "__main__":
         effective = layer.weight * layer.gamma / torch.dot(layer.u, layer.weight @ layer.v)
     print(f"weights x 50: spectral norm {torch.linalg.matrix_norm(effective, 2):.4f} (gamma = 1)")
 
-    def count(module):
-        return sum(parameter.numel() for parameter in module.parameters())
+    def count(*parts):
+        return sum(p.numel() for m in parts for p in (m.parameters() if isinstance(m, nn.Module) else [m]))
 
+    print(f"parameters, D = {D}, FF = {FF}, H = {HEADS}, I = {I}       formula  counted")
+    block, total = model.blocks[0], 0
     # Each sigma-reparametrised layer has one gamma more than a plain one.
-    attention = (3 * D * D + 1) + (D * D + D + 1) + HEADS
-    feed_forward = (D * FF + FF + 1) + (FF * D + D + 1)
-    norms = 3 * 2 * D + 2 * FF
-    block = attention + feed_forward + norms
-    print(
-        f"a block: attention {attention} + feed-forward {feed_forward} + norms {norms} = {block} parameters"
-    )
-    print(f"counted: {count(model.blocks[0])}")
-    total = (I * D + D) + LAYERS * block + 2 * D
-    print(f"in all: input {I * D + D} + {LAYERS} x {block} + norm {2 * D} = {total}")
-    print(f"counted: {count(model)}")
+    for times, part, formula, number, parts in (
+        (LAYERS, "attention", "4 D^2 + D + 2 + H", 4 * D * D + D + 2 + HEADS, (block.qkv, block.out)),
+        (LAYERS, "feed-forward", "2 D FF + FF + D + 2", 2 * D * FF + FF + D + 2, (block.ff1, block.ff2)),
+        (LAYERS, "norms", "6 D + 2 FF", 6 * D + 2 * FF, (block.norm1, block.norm2, block.norm3, block.norm4)),
+        (1, "input", "I D + D", I * D + D, (model.inp,)),
+        (1, "last norm", "2 D", 2 * D, (model.norm,)),
+    ):
+        counted = count(*parts, *([block.head_scale] if part == "attention" else []))
+        print(f"  {times} x {part:<14}{formula:<22}{number:>9}{counted:>9}")
+        total += times * number
+    print(f"  {'in all':<40}{total:>9}{count(model):>9}")

@@ -5,13 +5,18 @@ What     turns value regression into classification: a return becomes a label ov
 Why      a classifier's loss does not grow with the size of the return that it predicts, so no task
          drowns the others because its rewards are large (paper, Figure 3)
 Paper    AMAGO-2 (arXiv 2411.11188), equation 3 and appendix A, equations 5-8. Symlog and the wide
-         limits are DreamerV3's; HL-Gauss labels are Imani & White 2018, Farebrother et al. 2024
-Shapes   N bins; any leading dimensions: returns (...), labels and logits (..., N)
+         limits are DreamerV3's; HL-Gauss labels are Imani & White 2018, Farebrother et al. 2024.
+         Authors' code: github.com/UT-Austin-RPL/amago
+Shapes   N bins; any leading dimensions: returns (...), labels and logits (..., N). M = N // 2: bins above
+         the centre, each paired with its mirror image below
 Notes    ERRATUM: equations 5 and 6 print the two weights swapped: as printed, a return that lies on a
            bin would be labelled as its neighbour. See `BinSupport.encode`.
          DEVIATION: HL-Gauss labels saturate past the limits; the authors' sum to about 0 there.
          Whatever the autocast, everything here is computed in float32: symexp(symlog(1e5)) overflows
          in float16 and is off by 3% in bfloat16.
+Use      support = BinSupport(bins=64)              # beside a network that puts out logits (..., 64)
+         loss = twohot_loss(logits, *support.encode(y)).mean()      # y (...): what it should say
+         value = support.decode(logits)            # (...): what it says
 Copy     this file alone; needs torch
 Try      python twohot.py
 """
@@ -150,21 +155,43 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     support = BinSupport(bins=9, low=-math.expm1(4), high=math.expm1(4))
-    print("9 bins, evenly spaced in symlog space:", support.bins_N.tolist())
+    b_N = support.bins_N
+    print("9 bins, evenly spaced in symlog space:", [round(b, 2) for b in b_N.tolist()])
+    print("  the returns they stand for:         ", [round(b, 2) for b in symexp(b_N).tolist()])
+
+    print("\nthe return y = 3.3, step by step")
     y = torch.tensor(3.3)
+    x = support.transform(y)
     index, above = support.encode(y)
-    print(f"y = 3.3, symlog(y) = ln(4.3) = {symlog(y).item():.4f}: between bin 5 (1) and bin 6 (2)")
-    print(f"index {index.item()}, weight below {1 - above.item():.4f}, weight above {above.item():.4f}")
+    i = index.item()
+    print(f"  1 symlog      ln(3.3 + 1) = {x.item():.4f}")
+    print(f"  2 neighbours  bin {i} at {b_N[i].item():.0f} and bin {i + 1} at {b_N[i + 1].item():.0f}")
+    print(
+        f"  3 weights     below 2 - {x.item():.4f} = {1 - above.item():.4f}, above {x.item():.4f} - 1", end=""
+    )
+    print(f" = {above.item():.4f}; the nearer bin has the larger share")
     label_N = support.twohot_labels(y)
-    print("two-hot label:", [round(x, 4) for x in label_N.tolist()])
-    print("HL-Gauss label:", [round(x, 4) for x in support.hlgauss_labels(y).tolist()])
-    print(f"decoded again: {support.decode(label_N.log()).item():.4f}")
-    print(f"uniform logits decode to {support.decode(torch.zeros(9)).item()}")
-    loss = twohot_loss(torch.zeros(9), index, above)
-    print(f"loss of uniform logits: {loss.item():.4f} = ln(9) = {math.log(9):.4f}")
-    print("the same relative error (prediction 10% too high, as a two-hot with 1% everywhere else):")
+    print("  4 label      ", [round(p, 4) for p in label_N.tolist()])
+    mean = (label_N * b_N).sum()
+    print(
+        f"  5 mean bin    {label_N[i].item():.4f} x 1 + {label_N[i + 1].item():.4f} x 2 = {mean.item():.4f}"
+    )
+    print(f"  6 symexp      exp({mean.item():.4f}) - 1 = {support.decode(label_N.log()).item():.4f}, y again")
+    swapped = above * b_N[i] + (1 - above) * b_N[i + 1]
+    print(f"  with the weights swapped, as equations 5 and 6 print them: {symexp(swapped).item():.4f}")
+    print("  HL-Gauss's label of y:", [round(p, 4) for p in support.hlgauss_labels(y).tolist()])
+
+    print("\nthe loss of a critic that knows nothing, and where it pulls")
+    logits_N = torch.zeros(9, requires_grad=True)
+    loss = twohot_loss(logits_N, index, above)
+    loss.backward()
+    print(f"  uniform logits decode to {support.decode(logits_N).item()}, loss {loss.item():.4f}", end="")
+    print(f" = ln 9 = {math.log(9):.4f}")
+    print("  gradient", [round(g, 4) for g in logits_N.grad.tolist()], "= 1/9 - label")
+
+    print("\nthe same relative error at three scales: a two-hot of 1.1 y, with 1% spread over all bins")
     wide = BinSupport(bins=128)
     for scale in (1.0, 100.0, 10_000.0):
         prediction = (wide.twohot_labels(torch.tensor(1.1 * scale)) + 0.01 / 128).log()
         ce = twohot_loss(prediction, *wide.encode(torch.tensor(scale)))
-        print(f"  return {scale:>7g}: cross-entropy {ce.item():.3f}, squared error {(0.1 * scale) ** 2:g}")
+        print(f"  y = {scale:>7g}: cross-entropy {ce.item():.3f}, squared error {(0.1 * scale) ** 2:g}")
