@@ -4,7 +4,7 @@ What     `MultiTaskEnv` draws a task at each reset and plays it for one rollout 
          observations and actions of all tasks are padded to the largest. `make_env` builds it by name
 Why      in-context meta-RL: the agent has to find out from what it sees which task it is in
 Paper    AMAGO-2 section 4 and appendix B; POPGym's one-shot rewards as in E-RL2 (Stadie et al.)
-Shapes   O features of an observation, A actions (discrete) or action dimensions (continuous)
+Shapes   E environments, O features of an observation, A actions (discrete) or dimensions of one (continuous)
 Copy     this file and simulators.py; need numpy and gymnasium, and a benchmark's package to play it
 Try      python envs.py      and      python envs.py --list popgym
 
@@ -688,7 +688,7 @@ def begun(obs_E: Sequence, info_E: Sequence[dict]) -> tuple:
 
 
 def stepped(envs: VectorEnv, steps_E: Sequence[tuple], lost_E: np.ndarray) -> tuple:
-    "What each environment's `step_on` returned, as one."
+    "What each environment's `step_on` returned, as one: each of them (E,) or (E, ...)."
     obs_E, reward_E, terminated_E, truncated_E, info_E, last_E = zip(*steps_E)
     (obs, info), last = begun(obs_E, info_E), {}
     for e, ended in enumerate(last_E):

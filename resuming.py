@@ -149,14 +149,13 @@ def go_on(run, own: dict) -> None:
     for task, returns in own["last_returns"].items():
         run.last_returns[task].extend(returns)
     run.rng.bit_generator.state = own["run_rng"]
-    snapshots = own["envs"]
-    obs_E, expected_E = parts(run.envs.restore(snapshots)[0]), run.lanes.newest()
+    obs_E, expected_E = parts(run.envs.restore(own["envs"])[0]), run.lanes.newest()
     same_E = np.all([[np.array_equal(a, b) for a, b in zip(obs_E[n], expected_E[n])] for n in obs_E], axis=0)
-    if not same_E.all():  # a simulator that is not determined by its seed: these rollouts begin anew
-        snapshots = [snapshot if same else None for snapshot, same in zip(snapshots, same_E)]
-        obs_E = parts(run.envs.restore(snapshots)[0])
-        for e in np.flatnonzero(~same_E):
-            run.begin(e, obs_E)
+    for e in np.flatnonzero(~same_E):  # a simulator that is not determined by its seed: these begin anew
+        for name, value in parts(run.envs.restart(e)[0]).items():
+            obs_E[name][e] = value
+        run.begin(e, obs_E)
+    if not same_E.all():
         run.policy.reset(~same_E)
         run.lost += int((~same_E).sum())
         print(f"{(~same_E).sum()} of {len(same_E)} rollouts begin anew: their simulators did not repeat them")

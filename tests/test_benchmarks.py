@@ -149,23 +149,27 @@ def test_mistakes_get_one_line(tmp_path, flags, words):
     assert not (ROOT / "runs" / "x" / "metrics.jsonl").exists()
 
 
-def test_a_dead_worker_ends_the_run_with_one_line(tmp_path):
+def test_a_worker_that_dies_again_and_again_ends_the_run_with_one_line(tmp_path):
     "Not in silence, and not for ever; the other workers end too."
     code = (
         "import os, signal, time, train\n"
         "from envs import make_vector_env\n"
         "envs = make_vector_env(num_envs=2, asynchronous=True, env='babyai', tasks='BabyAI-GoToObj-v0')\n"
         "envs.reset(seed=0)\n"
-        "os.kill(envs.processes[1].pid, signal.SIGKILL)\n"
+        "workers = set(envs.processes)\n"
         "try:\n"
-        "    [envs.step([0, 0]) for _ in range(3)]\n"
+        "    for _ in range(3):\n"
+        "        os.kill(envs.processes[1].pid, signal.SIGKILL)\n"
+        "        print('lost', envs.step([0, 0])[4]['lost'].tolist())\n"
+        "        workers |= set(envs.processes)\n"
         "except ValueError as error:\n"
         "    print(error)\n"
         "envs.close()\n"
         "time.sleep(0.5)\n"
-        "print('alive', sum(process.is_alive() for process in envs.processes))\n"
+        "print('alive', sum(process.is_alive() for process in workers))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
+    assert done.stdout.count("lost [False, True]") == 2, done.stdout + done.stderr
     assert "a worker process died" in done.stdout and "alive 0" in done.stdout, done.stdout + done.stderr

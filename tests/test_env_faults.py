@@ -299,9 +299,9 @@ def test_a_worker_that_dies_and_one_that_hangs_are_replaced_and_the_others_notic
     before, threads, handles = children(), torch.get_num_threads(), len(os.listdir("/proc/self/fd"))
 
     def disturb(envs, t):
-        if t in (30, 100):
+        if t in (30, 60):
             kill(envs, 1)
-        if t == 60:
+        if t == 60:  # while the dead one is heard of at once, and always
             kill(envs, 2, signal.SIGSTOP)
 
     torch.set_num_threads(2)  # as a trainer's are that have computed when a worker is started
@@ -318,7 +318,7 @@ def test_a_worker_that_dies_and_one_that_hangs_are_replaced_and_the_others_notic
         torch.set_num_threads(threads)
     assert [p.pid == pid for p, pid in zip(envs.processes, pids)] == [True, False, False, True]
     lost = np.array([info["lost"] for *_, info in seen[1:]])
-    assert np.argwhere(lost).tolist() == [[30, 1], [60, 2], [100, 1]]
+    assert np.argwhere(lost).tolist() == [[30, 1], [60, 1], [60, 2]]
     assert not any(info["lost"].any() for *_, info in calm[1:])
     ends = 0
     for t, (mine, theirs) in enumerate(zip(seen, calm)):
@@ -333,7 +333,7 @@ def test_a_worker_that_dies_and_one_that_hangs_are_replaced_and_the_others_notic
                         assert np.array_equal(mine[4]["final_obs"][e], theirs[4]["final_obs"][e])
     assert ends > 4
     layout = make_env("popgym", TASKS).layout
-    for t, e in ((31, 1), (61, 2), (101, 1)):
+    for t, e in ((31, 1), (61, 1), (61, 2)):
         obs, reward_E, terminated_E, truncated_E, info = seen[t]
         assert obs[e, layout["attempt_start"]] == 1 and obs[e, layout["attempt"]] == 0
         assert not obs[e, layout["previous_action"]].any() and "final_obs" not in info

@@ -630,44 +630,39 @@ def test_where_a_simulator_changes_its_mind_a_new_rollout_begins():
     assert [shorter.step(0)[2] for _ in range(2)] == [False, True]
 
 
-def test_vector_environments_are_restored_in_and_out_of_process():
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False), (True, True)])
+def test_vector_environments_are_restored_in_and_out_of_process(before, after):
     tasks = "RepeatFirstEasy,MineSweeperEasy,NoisyPositionOnlyCartPoleEasy"
-    for before in (False, True):
-        old = make_vector_env("popgym", 3, before, tasks=tasks)
-        actions = actions_of(make_env("popgym", tasks))
-        obs, info = old.reset(seed=5)
-        for _ in range(75):
-            obs, *_, info = old.step([next(actions) for _ in range(3)])
-        snapshots = through_a_file(old.snapshots())
-        assert [len(s["actions"]) for s in snapshots] != [75] * 3
-        del info["lost"]
-        for after in (False, True):
-            new = make_vector_env("popgym", 3, after, tasks=tasks)
-            seen, told = new.restore(snapshots)
-            told = {name: told[name] for name in ("task", "task_id")}
-            assert equal((obs, {name: info[name] for name in told}), (seen, told))
-            if after:
-                break
-            new.close()
-        ends = 0
-        for _ in range(150):
-            action = [next(actions) for _ in range(3)]
-            mine, theirs = old.step(action), new.step(action)
-            assert equal(mine, theirs)
-            ends += mine[2].sum()
-        assert ends > 3
-        # One of them alone, which the others do not notice.
-        alone = make_env("popgym", tasks)
-        alone.restore(new.snapshots()[1])
-        assert equal(new.restart(1), alone.reset()) and new.snapshots()[1]["actions"] == []
+    old, new = (make_vector_env("popgym", 3, asynchronous, tasks=tasks) for asynchronous in (before, after))
+    actions = actions_of(make_env("popgym", tasks))
+    obs, info = old.reset(seed=5)
+    for _ in range(75):
+        obs, *_, info = old.step([next(actions) for _ in range(3)])
+    snapshots = through_a_file(old.snapshots())
+    assert [len(s["actions"]) for s in snapshots] != [75] * 3  # some have begun another rollout
+    del info["lost"]
+    assert equal(new.restore(snapshots), (obs, {name: info[name] for name in ("task", "task_id")}))
+    ends = 0
+    for _ in range(150):
         action = [next(actions) for _ in range(3)]
         mine, theirs = old.step(action), new.step(action)
-        assert all(np.array_equal(mine[0][e], theirs[0][e]) for e in (0, 2))
-        seen, _ = new.restore([snapshots[0], None, snapshots[2]])
-        start = new.single_observation_space.shape[0] - 3  # attempt_start, attempt, valid are the last
-        assert np.array_equal(seen[[0, 2]], obs[[0, 2]]) and seen[1, start] == 1
-        assert [len(s["actions"]) for s in new.snapshots()][1] == 0
-        old.close(), new.close()
+        assert equal(mine, theirs)
+        ends += mine[2].sum()
+    assert ends > 3
+    # One of them alone, which the others do not notice.
+    alone = make_env("popgym", tasks)
+    alone.restore(new.snapshots()[1])
+    assert equal(new.restart(1), alone.reset()) and new.snapshots()[1]["actions"] == []
+    action = [next(actions) for _ in range(3)]
+    mine, theirs = old.step(action), new.step(action)
+    assert all(np.array_equal(mine[0][e], theirs[0][e]) for e in (0, 2))
+    # None in place of a snapshot begins a new rollout, too.
+    seen, _ = new.restore([snapshots[0], None, snapshots[2]])
+    assert np.array_equal(seen[[0, 2]], obs[[0, 2]]) and seen[1, alone.layout["attempt_start"]] == 1
+    assert [len(s["actions"]) for s in new.snapshots()] == [
+        len(snapshots[e]["actions"]) * (e != 1) for e in range(3)
+    ]
+    old.close(), new.close()
 
 
 class Worker(Countdown):

@@ -15,9 +15,9 @@ def test_a_run_and_changes_of_level_do_not_grow(capsys):
 
 
 def test_what_grows_is_told(monkeypatch, capsys):
-    "A leak of 2 kB a step, as if an environment kept its frames."
+    "A leak of 50 kB a step, as if an environment kept its frames."
     leak, original = [], memory.train.collect
     monkeypatch.setattr(
-        memory.train, "collect", lambda run: (leak.append(b"x" * 16_000 + bytes(len(leak))), original(run))
+        memory.train, "collect", lambda run: (leak.append(b"x" * 200_000 + bytes(len(leak))), original(run))
     )
-    assert memory.main(["--steps", "12000", "--levels", "0"]) == 1
+    assert memory.main(["--steps", "6000", "--levels", "0"]) == 1
