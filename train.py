@@ -29,11 +29,12 @@ from agent import Agent, Policy, losses, next_values
 from config import Config, parse
 from critics import move_target, n_step_target
 from encoders import random_shift
-from envs import make_env, make_vector_env, task_family
+from envs import make_env, task_family
 from frames import FramesFull
 from lanes import Lanes, parts
 from logbook import Logbook, describe_versions
 from scores import add_attempts, format_table, load_bounds, mean_scores, score_rows
+from vector import make_vector_env
 from wiring import env_arguments, evaluation_arguments, in_processes, make_replay, observation_parts, sizes
 
 ROOT = Path(__file__).resolve().parent
@@ -66,25 +67,12 @@ def main(argv: list[str] | None = None) -> list[dict]:
             else:
                 collect(run)
     except (OSError, MemoryError, RuntimeError) as error:
-        raise explained(error, run) from error
+        line = explained(error, run)
+        if line is None:
+            raise
+        raise line from error
     finally:
         run.close()
-
-
-def explained(error: Exception, run: "Run") -> Exception:
-    "An error of the disk or the memory as one line that says what to do; any other one as it is."
-    c, memory = run.config, ("out of memory", "allocate memory", "DefaultCPUAllocator")
-    if isinstance(error, OSError) and not isinstance(error, FramesFull):
-        return OSError(
-            f"a file of {run.folder} could not be written ({error}): free some space there. The last checkpoint "
-            f"stands:  python train.py --name {c.name} --resume"
-        )
-    if isinstance(error, MemoryError) or any(words in str(error) for words in memory):
-        return ValueError(
-            f"out of memory: lower --batch_size (now {c.batch_size}), --context ({c.context}), --steps_per_pass "
-            f"({c.steps_per_pass}), --chunk ({c.chunk}) or --num_envs ({c.num_envs}), or the replay's capacity"
-        )
-    return error
 
 
 # ---------------------------------------------------------------------------------------------- collect
@@ -380,7 +368,9 @@ class Run:
         if config.init:
             load_weights(self.agent, config)
         saved = dataclasses.asdict(config) | {"resume": False}
-        versions = describe_versions(ROOT) | {"processes": ranks.count()}
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
+        used = {"processes": ranks.count(), "gpu": gpu, "threads": torch.get_num_threads()}
+        versions = describe_versions(ROOT) | used
         limits = config.steps, config.minutes
         self.log = Logbook(self.folder, saved, versions, *limits, **resumed, silent=ranks.rank() > 0)
 
@@ -580,6 +570,22 @@ class Run:
                 closing.callback(self.replay.frames.close)
             closing.callback(self.envs.close)
             closing.callback(self.log.close)
+
+
+def explained(error: Exception, run: "Run") -> Exception | None:
+    "An error of the disk or the memory as one line that says what to do; None for any other one."
+    c, memory = run.config, ("out of memory", "allocate memory", "DefaultCPUAllocator")
+    if isinstance(error, OSError) and not isinstance(error, FramesFull):
+        return OSError(
+            f"a file of {run.folder} could not be written ({error}): free some space there. The last checkpoint "
+            f"stands:  python train.py --name {c.name} --resume"
+        )
+    if isinstance(error, MemoryError) or any(words in str(error) for words in memory):
+        return ValueError(
+            f"out of memory: lower --batch_size (now {c.batch_size}), --context ({c.context}), --steps_per_pass "
+            f"({c.steps_per_pass}), --chunk ({c.chunk}) or --num_envs ({c.num_envs}), or the replay's capacity"
+        )
+    return None
 
 
 def not_finite(agent: Agent, metrics: dict[str, Tensor]) -> str:

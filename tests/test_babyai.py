@@ -9,8 +9,9 @@ from gymnasium.utils.env_checker import check_env
 
 import envs
 import simulators
-from envs import held_out_tasks, make_env, make_vector_env, task_names
+from envs import held_out_tasks, make_env, task_names
 from simulators import BABYAI_TOKENS, BABYAI_VOCABULARY, BabyAITask, babyai_tokens
+from vector import make_vector_env
 
 minigrid = pytest.importorskip("minigrid")
 

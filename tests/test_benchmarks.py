@@ -153,7 +153,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run_with_one_line(tmp_path)
     "Not in silence, and not for ever; the other workers end too."
     code = (
         "import os, signal, time, train\n"
-        "from envs import make_vector_env\n"
+        "from vector import make_vector_env\n"
         "envs = make_vector_env(num_envs=2, asynchronous=True, env='babyai', tasks='BabyAI-GoToObj-v0')\n"
         "envs.reset(seed=0)\n"
         "workers = set(envs.processes)\n"

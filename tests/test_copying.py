@@ -23,7 +23,7 @@ BLOCKS = {
 }
 HEADS = {path.name: path.read_text().split('"""')[1] for path in ROOT.glob("*.py")}
 # What plays POPGym needs POPGym: its worked example runs with everything at hand.
-NEEDS_A_BENCHMARK = ["envs.py and simulators.py"]
+NEEDS_A_BENCHMARK = ["envs.py and simulators.py", "vector.py, with envs.py and simulators.py"]
 
 # Written into the empty folder and run there. What lies among the installed packages is not found any more, but
 # for those that it is told of; a sibling is not there.

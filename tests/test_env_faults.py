@@ -15,8 +15,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from envs import InProcess, InWorkers, MultiTaskEnv, make_env, make_vector_env
+from envs import MultiTaskEnv, make_env
 from lanes import Lanes, parts
+from vector import InProcess, InWorkers, make_vector_env
 
 ROOT = Path(__file__).resolve().parent.parent
 INF, NAN = float("inf"), float("nan")
@@ -462,7 +463,7 @@ def test_workers_end_with_a_parent_that_is_killed():
     "The replaced one too; each of them holds copies of what the others listen to."
     code = (
         "import os, signal\n"
-        "from envs import make_vector_env\n"
+        "from vector import make_vector_env\n"
         "envs = make_vector_env('popgym', 3, True, tasks='RepeatFirstEasy')\n"
         "envs.reset(seed=0)\n"
         "os.kill(envs.processes[0].pid, signal.SIGKILL)\n"

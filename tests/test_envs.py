@@ -22,19 +22,17 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from envs import (
     SCALES,
     Actions,
-    InProcess,
-    InWorkers,
     MultiTaskEnv,
     attempt_limit,
     feature_count,
     flattener,
     held_out_tasks,
     make_env,
-    make_vector_env,
     popgym_tasks,
     task_family,
     task_names,
 )
+from vector import InProcess, InWorkers, make_vector_env
 
 ENVS_FILE = Path(__file__).resolve().parent.parent / "envs.py"
 

@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # What puts components together. Every other file of the root is a component, and can be copied out alone.
 PROGRAMS = {"train", "evaluate", "plot"}
 TOGETHER = PROGRAMS | {"agent", "config", "wiring", "resuming", "curves", "attention"}
-# One pair that is copied together: the multi-task environment and the simulators behind it.
-MAY_IMPORT = {"envs": {"simulators"}}
+# Copied together: the multi-task environment, the simulators behind it, and many of them side by side.
+MAY_IMPORT = {"envs": {"simulators"}, "vector": {"envs"}}
 BENCHMARKS = {"popgym", "metaworld", "mujoco", "procgen", "gym3", "minigrid", "ale_py"}
 # Lines, comments included. Over that, cut features, not comments.
 LIMITS = {"train": 700, "envs": 950, "simulators": 600, "replay": 500}

@@ -9,8 +9,9 @@ from gymnasium.utils.env_checker import check_env
 
 import envs
 import simulators
-from envs import held_out_tasks, make_env, make_vector_env, task_names
+from envs import held_out_tasks, make_env, task_names
 from simulators import MetaWorldTask, metaworld_goals
+from vector import make_vector_env
 
 metaworld = pytest.importorskip("metaworld")
 

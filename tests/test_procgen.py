@@ -11,9 +11,10 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import envs
-from envs import BENCHMARKS, make_env, make_vector_env
+from envs import BENCHMARKS, make_env
 from scores import load_bounds
 from simulators import PROCGEN_EASY, PROCGEN_LEVELS, PROCGEN_MEMORY_GAMES, PROCGEN_MEMORY_HARD, ProcgenGame
+from vector import make_vector_env
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTHING, RIGHT, RIGHT_UP = 4, 7, 8  # of Procgen's 15 actions
