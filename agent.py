@@ -1,13 +1,18 @@
 r"""The agent put together: its networks, the losses of the four variants, and how it acts.
 
 What     `Agent` holds everything that has weights; `VARIANTS` says what of the update each variant takes;
-         `td_targets` and `losses` are the update itself; `Policy` plays, one observation at a time, with a
+         `next_values` and `losses` are what an update (train.py) is made of; `Policy` plays, one observation at a time, with a
          memory of its own for each environment
 Why      the components know nothing of one another: here is where they meet, and the only place
 Paper    AMAGO-2 section 3, Figure 2, equations 1 to 4
 Shapes   B batch, T time, S states: flattened valid (b, t), a chunk of them at a time; O observation;
          A action; D state width; C critics; G discounts; K action samples; N bins
 Config   `config` is the trainer's (train.py), read for sizes and limits
+Notes    OFFICIAL, what the paper does not print: the dependent actor takes the least of all critics, and its
+         target the less of two drawn; the independent one means (`VARIANTS`). With discrete actions the scalar
+         critic puts out every action's value, and the expectation over the policy is exact in target,
+         advantage and Eq. 2 (`ScalarValue`); the two-hot critic samples. What an actor's loss asks of a critic
+         gives no gradient to the state, either. Decoded values are normalised by PopArt's mean and deviation
 
     observation (B, T, O) -> encoder (B, T, E) -> Transformer (B, T, D) -> actor (B, T, G, F) -> action
                                                                \-> critics (C, S, G, N or 1) -> value, loss
@@ -101,8 +106,8 @@ class TwoHotValue(nn.Module):
 class ScalarValue(nn.Module):
     """The scale-dependent critic: regression on returns that PopArt normalises. Source: Eq. 1.
 
-    Discrete actions get one output each, and the policy's expectation is exact; continuous ones are inputs,
-    and it is sampled. See `TwoHotValue` for what the methods are for.
+    OFFICIAL: discrete actions get one output each, and the policy's expectation is exact, where Eq. 2 and y_t
+    print a sample; continuous ones are inputs, and it is sampled. See `TwoHotValue` for what the methods are for.
     """
 
     def __init__(self, config, action_dim: int, discrete: bool):

@@ -34,7 +34,9 @@ class Config:
     # ---- what to train on
     env: str = "popgym"  # benchmark, or gym:ID[,ID...] for any Gymnasium ids
     tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default all
-    attempts: int = 2  # plays of a task in a rollout, all but the last free exploration | section 4
+    attempts: int = (
+        2  # plays of a task in a rollout; POPGym, gym: only the last counts, elsewhere all | section 4
+    )
     max_steps: int | None = None  # cap on a rollout, env steps, below the benchmark's own
     clip_rewards: bool = False  # to [-1, 1] while training | section 4: unclipped
     store_executed: bool = False  # store the valid action carried out, not the one chosen | DEVIATION
@@ -49,7 +51,7 @@ class Config:
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
     threads: int | None = None  # CPU threads of one operation; default: as many as there are cores
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU, float32 on a CPU
-    steps: int = 100_000_000  # stop after this many env steps, over all environments | paper, section 4
+    steps: int = 100_000_000  # stop after this many env steps, over all environments | section 4
     minutes: float | None = None  # or after this many minutes by the clock
     # ---- collecting
     num_envs: int = 24  # environments stepped together | our choice
@@ -104,7 +106,7 @@ class Config:
     bin_low: float = -1e5  # limits of the bins, in scaled returns | appendix A
     bin_high: float = 1e5  # upper limit | appendix A
     symlog: bool = True  # bins spaced evenly in symlog space (--no-symlog: in returns) | appendix A
-    value_label: Literal["twohot", "hlgauss"] = "twohot"  # two-hot critic's labels | Eq. 5, 6; appendix A
+    value_label: Literal["twohot", "hlgauss"] = "twohot"  # labels | Eq. 5, 6; HL-Gauss is not the paper's
     popart_beta: float = 5e-4  # step size of PopArt's statistics | authors' code
     prob_low: float = (
         1e-6  # discrete policies: probabilities are clipped from below | our choice (27 actions)

@@ -167,8 +167,9 @@ def draw_subset(critics: int, shape: tuple, size: int = 2, generator=None, devic
 def take_subset(q_C: Tensor, subset_R: Tensor) -> Tensor:
     """Values (C, ...) and indices (R, ...) -> the drawn critics' values (R, ...).
 
-    The caller reduces them. For the scale-independent actor that is the mean: no term maximises Q, so
-    there is no over-estimation to guard against, and a minimum would sink every target (authors' code).
+    OFFICIAL, the paper prints neither: the caller reduces them. For the scale-independent actor that is the
+    mean: no term maximises Q, so there is no over-estimation to guard against, and a minimum would sink every
+    target (authors' code).
     The scale-dependent actor does maximise Q, and takes the minimum.
     """
     return q_C.gather(0, subset_R)
@@ -178,7 +179,7 @@ def td_target(reward_S: Tensor, terminated_S: Tensor, q_next_SG: Tensor, gamma_G
     """One-step targets y (S, G) from rewards (S,), end flags (S,) and next values (S, G).
 
     `terminated` is the task's own end; a truncated step is not one, and bootstraps from its last
-    observation. Source: paper section 3.
+    observation. OFFICIAL: the paper prints no end flag. Source: paper section 3.
     """
     # y_t = r_t + gamma Qbar(h_{t+1}, a' ~ pibar(h_{t+1})),  and r_t alone where the task is over
     goes_on_S1 = (~terminated_S.bool()).float().unsqueeze(-1)

@@ -37,7 +37,7 @@ class RunningNorm(nn.Module):
     vectors, is the most that the past weighs: up to that many the statistics are those of all data seen,
     exactly, and after it they forget exponentially, since a policy's data moves as it learns.
     Before the first update: mean 0 and standard deviation 1, so that vectors within +-`limit` pass as they
-    are. Buffers, float64, survive save and load. Source: our choice; the paper leaves this open.
+    are. Buffers, float64, survive save and load. DEVIATION: our choice; the paper leaves this open.
     """
 
     def __init__(self, dim: int, limit: float = 10.0, floor: float = 0.05, memory: float = 1e6):
@@ -242,8 +242,8 @@ def random_shift(
     """Shift images (B, T, H, W, C) at random by up to `pad` pixels each way; a new tensor like the old.
 
     Each sequence is shifted with probability `share`, each of its frames on its own; the others come back
-    untouched to the last bit. For training alone. `generator` lives on the images' device. A shift for each
-    frame, and `share`: authors' scripts.
+    untouched to the last bit. For training alone. `generator` lives on the images' device. OFFICIAL: a shift for
+    each frame, and `share`, are the authors' scripts'; the paper names DrQ-v2 alone.
     Source: DrQ-v2's pad and crop (Yarats et al. 2021; paper, appendix A) by whole pixels: uint8 stays uint8.
     """
     B, T, H, W, C = image_BTHWC.shape

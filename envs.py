@@ -30,6 +30,7 @@ free exploration, then the plays that count. A rollout in progress is no more th
 actions since: `snapshot` and `restore`.
 
 OFFICIAL  sizes come from the spaces as they are: 27 actions, where the paper's POPGym had 26.
+DEVIATION `attempt`: the paper's agent sees no index of its attempt, and finds it out.
 DEVIATION `store_executed`: an invalid action is replaced by a random valid one, and `previous_action`
           shows the one that was carried out instead of the one that was chosen.
 """

@@ -5,7 +5,7 @@ What     `Lanes` takes a step of all environments at a time, and gives back one 
 Why      a trajectory enters the replay whole, with the observation after its last step; rollouts of many
          contexts are cut into segments as they are lived, so that learning need not wait for their end.
          Actions are not kept: the observation that follows shows each of them (envs.py)
-Paper    none: our choice
+Paper    none. DEVIATION: segments of a rollout, drawn uniformly by the replay; the paper stores rollouts whole
 Shapes   E environments, T steps of a lane, L the most of them. An observation is a dictionary of its parts:
          a "vector" (O,), and an "image" (H, W, 3) where there are pixels
 Copy     this file alone; needs numpy and torch

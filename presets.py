@@ -67,9 +67,9 @@ BEYOND = {
     "attempts": 1,  # plays of a task in a rollout
     "max_steps": None,  # cap on a rollout, env steps, below the benchmark's own | smoke scale only
     "clip_rewards": False,  # to [-1, 1] | section 4: unclipped; the grey bars of Figure 9 clip
-    "store_executed": False,  # True: learn from the valid action that was executed, not the one chosen | paper
+    "store_executed": False,  # True: learn from the valid action that was executed | our choice, the paper says nothing
     "num_envs": 24,  # environments stepped together | our choice, the paper gives none
-    "env_steps_per_update": 12.0,  # env steps collected per gradient step | authors' script
+    "env_steps_per_update": 12.0,  # env steps collected per gradient step | authors' script (memory-hard: not checked)
     "epsilon_start": 1.0,  # exploration noise at first | authors' script
     "epsilon_end": 0.05,  # and at last | authors' script
     "epsilon_late_start": None,  # the same at a rollout's end, where it differs | authors' script
@@ -78,7 +78,7 @@ BEYOND = {
     "segment_length": 2000,  # longer rollouts are stored in segments of 3/4 to all of this, env steps | our choice
     "threads": None,  # CPU threads of one operation; None: as many as there are cores | our choice
     # ---- how long, how often
-    "steps": 100_000_000,  # end of the run, env steps over all environments | section 4
+    "steps": 100_000_000,  # end of the run, env steps over all environments | section 4 (Atari, BabyAI: our choice)
     "minutes": None,  # end of the run by the clock, minutes | our choice
     "log_every": 50,  # updates between rows of the log | our choice
     "eval_episodes": 5,  # rollouts of each task in an evaluation | our choice
@@ -90,7 +90,7 @@ CNN = {
     "encoder_hidden": 256,
     "encoder_dim": 256,
     "steps_per_pass": 1024,
-}  # widths behind a CNN: our choice, the table prints none
+}  # widths behind a CNN: our choice, the table prints none (memory-hard: 21.6 M parameters, the paper's 24 M)
 ONLY = {
     # Multipliers of rewards, warm-ups and exploration: authors' scripts. Segments of 4 contexts: our choice.
     "metaworld": {
@@ -247,7 +247,7 @@ PRESETS["scales"] = scales_of("popgym", attempts=1)
 PRESETS["gym"] = scales_of("popgym", attempts=1, reward_scale=10.0)
 
 
-# With the scale-dependent critic Atari's rewards are multiplied by less | authors' script
+# OFFICIAL: with the scale-dependent critic Atari's rewards are multiplied by less | authors' script
 SCALAR = {"atari": {"reward_scale": 0.25}}
 
 

@@ -202,6 +202,7 @@ def add_gradients(agent: Agent, batch, config: Config, all_states: int, by_task:
     # Targets first, for all states: PopArt learns from all of them before any loss is computed.
     with autocast:
         q_next_SG = torch.cat([next_values(agent, next_SD[part]).float() for part in chunks])
+    # OFFICIAL: the multiplier is the authors' scripts'; with bins spaced by symlog it decides how fine they are.
     reward_S = batch.reward_BT[batch.mask_BT] * config.reward_scale
     terminated_S = batch.done_BT[batch.mask_BT]
     y_SG = n_step_target(reward_S, terminated_S, q_next_SG, agent.gamma_G, follows_S, config.n_step)
@@ -210,7 +211,8 @@ def add_gradients(agent: Agent, batch, config: Config, all_states: int, by_task:
     pool = {} if config.variant == "ind_ind" else {"pool": ranks.mean}
     agent.popart.update(y_SG, y_SG.abs() < 1e15, **pool)
 
-    # L = L_Actor + lambda L_Critic, a mean over states where the paper prints their sum.
+    # L = L_Actor + lambda L_Critic. OFFICIAL: a mean over real steps, discounts and critics, where the paper
+    # prints a sum over a window.
     # Plain: loss = actor_loss(h).mean() + lambda * critic_loss(h).mean(); loss.backward(). The same gradients,
     # but only `chunk` states' worth of actor and critic activations exist at a time: on a CPU that is the
     # difference between cache and memory.

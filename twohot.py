@@ -2,7 +2,7 @@ r"""Symlog two-hot: scalar returns <-> distributions over N bins.
 
 What     turns value regression into classification: a return becomes a label over N bins, a
          distribution over the bins becomes a return, and the critic's loss is a cross-entropy
-Why      a classifier's loss does not grow with the size of the return that it predicts, so no task
+Why      a classifier's loss hardly grows with the size of the return that it predicts, so no task
          drowns the others because its rewards are large (paper, Figure 3)
 Paper    AMAGO-2 (arXiv 2411.11188), equation 3 and appendix A, equations 5-8. Symlog and the wide
          limits are DreamerV3's; HL-Gauss labels are Imani & White 2018, Farebrother et al. 2024.
@@ -11,6 +11,7 @@ Shapes   N bins; any leading dimensions: returns (...), labels and logits (..., 
          the centre, each paired with its mirror image below
 Notes    ERRATUM: equations 5 and 6 print the two weights swapped: as printed, a return that lies on a
            bin would be labelled as its neighbour. See `BinSupport.encode`.
+         ERRATUM: appendix A counts bins b_0 to b_B and calls them B; here they are N, b_0 to b_N-1.
          DEVIATION: HL-Gauss labels saturate past the limits; the authors' sum to about 0 there.
          Whatever the autocast, everything here is computed in float32: symexp(symlog(1e5)) overflows
          in float16 and is off by 3% in bfloat16.

@@ -41,6 +41,19 @@ def test_every_test_that_is_named_is_there():
     assert len(named) > 25 and named <= defined, named - defined
 
 
+def test_every_difference_is_tagged_where_it_is_made():
+    table = README[README.index("## Errata and deviations") : README.index("## What the log says")]
+    rows = re.findall(r"^\| (ERRATUM|OFFICIAL|DEVIATION) \|.*\| ([\w., ]+\.py) \| ", table, re.MULTILINE)
+    assert len(rows) >= 20 and len(rows) == len(re.findall(r"^\| [A-Z]{6,} \|", table, re.MULTILINE))
+    untagged = [
+        (tag, name)
+        for tag, files in rows
+        for name in files.split(", ")
+        if tag not in (ROOT / name).read_text()
+    ]
+    assert not untagged
+
+
 def test_sections_come_in_the_order_in_which_a_reader_needs_them():
     titles = re.findall(r"^## (.*)", README, re.MULTILINE)
     order = ("Start", "See it learn", "The map", "From observation", "Results", "Does it hold", "Errata")
