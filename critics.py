@@ -4,8 +4,8 @@ What     Q(h, a, gamma) for C independent critics and G discounts in one batched
          given actions, by logits over N return bins or by one number; `AllActionCritics` put out one
          number for every discrete action. The drawn pair of critics behind a target; one-step and n-step
          TD targets; the moving average of a target network
-Why      one replayed action must be scored K + 1 times for each discount and critic: at the paper's
-         sizes these are most of the FLOPs of an update, and almost all of its memory
+Why      in each state K + 1 actions, the stored one and K samples, are scored by every critic for every
+         discount: at the paper's sizes most of the FLOPs of an update, and almost all of its memory
 Paper    AMAGO-2 section 3 (y_t, and the ensemble over discounts) and Table 1 (C = 4, G = 7, tau). N bins:
          the scale-independent critic, Eq. 3; one number: the scale-dependent one, Eq. 1.
          Authors' code: github.com/UT-Austin-RPL/amago
@@ -55,7 +55,7 @@ def stacked_layers(critics: int, widths: list[int]) -> tuple[nn.ParameterList, n
 
 
 def after_first_layer(x: Tensor, weight: nn.ParameterList, bias: nn.ParameterList) -> Tensor:
-    "The rest of the MLPs, (C, rows, H) -> (C, rows, out): one batched matrix multiply a layer."
+    "The rest of the MLPs, (C, rows, H) -> (C, rows, out): a batched matrix multiply a layer. Overwrites `x`."
     for weight_l, bias_l in zip(weight[1:], bias[1:]):
         # In place: the pre-activation is not needed again, and large temporaries cost a CPU more than
         # arithmetic does.
@@ -81,7 +81,7 @@ class ActionCritics(nn.Module):
             raise ValueError(f"discounts must lie in [0, 1), got {list(gammas)}")
         self.state_dim, self.action_dim, self.count = state_dim, action_dim, critics
         self.weight, self.bias = stacked_layers(critics, [state_dim + 1 + action_dim, *hidden, outputs])
-        # A discount enters as (the log of) its effective horizon: .99 and .999 are then as far apart as
+        # A discount enters as (the log of) its effective horizon: .99 and .999 are then about as far apart as
         # .9 and .99, where the plain numbers would differ by a hundredth.
         # symlog(1 / (1 - gamma)) = ln(1 + 1 / (1 - gamma))
         feature_G = torch.tensor([math.log1p(1 / max(1 - g, 1e-6)) for g in gammas], dtype=torch.float32)
@@ -91,8 +91,8 @@ class ActionCritics(nn.Module):
         """Score actions: state_SD (S, D) and action (..., S, G, A) -> outputs (C, ..., S, G, N).
 
         The discount axis of `action` may be 1, where one action is scored for all discounts. Actions are
-        one-hot vectors or continuous ones in [-1, 1]; both are clamped to +-LIMIT, as in the authors'
-        code, so that stored and sampled actions reach the critic in the same form.
+        one-hot vectors or continuous ones in [-1, 1]; both are clamped to +-LIMIT as in the authors'
+        code. DEVIATION: stored and sampled ones alike (the authors clip stored one-hots like probabilities).
         """
         from_state, from_gamma, weight_a = self.first_layer(state_SD)
         # Plain: x = cat([state, discount, action]) @ weight + bias, with every state repeated G (K) times.
@@ -113,9 +113,10 @@ class ActionCritics(nn.Module):
         return after_first_layer(x, self.weight, self.bias)
 
     def drawn(self, state_SD: Tensor, action_SGA: Tensor, subset_RSG: Tensor) -> Tensor:
-        """Score actions (S, G, A) by the drawn critics of each alone: outputs (R, S, G, N).
+        """Score actions (S, G, A) by those critics alone that `subset_RSG` draws for each: outputs (R, S, G, N).
 
-        Plain: take_subset(self(state_SD, action_SGA), subset_RSG), of which half is thrown away (R = 2 of C = 4).
+        Plain: take_subset(self(state_SD, action_SGA), subset_RSG[..., None].expand(..., N)), which scores every
+        action by all C = 4 critics, to use R = 2 of them.
         """
         from_state, from_gamma, weight_a = self.first_layer(state_SD)
         outputs = state_SD.new_empty(*subset_RSG.shape, self.weight[-1].shape[-1])
@@ -159,7 +160,7 @@ class AllActionCritics(nn.Module):
 def draw_subset(critics: int, shape: tuple, size: int = 2, generator=None, device=None) -> Tensor:
     """Indices of the critics behind each target, (size, *shape): drawn per element, with replacement.
 
-    Source: REDQ's random subset, as the authors' code draws it: 2 of 4, anew for each b, t and discount.
+    Source: REDQ (Chen et al. 2021), as the authors' code draws it: 2 of 4, anew for each b, t and discount.
     """
     return torch.randint(critics, (size, *shape), generator=generator, device=device)
 
@@ -192,8 +193,8 @@ def n_step_target(
     """n-step targets y (S, G) of states in order of time; `n` = 1 is `td_target`.
 
     `follows_S` (S,) is True where the next row is the next step of the same window. Where it is False,
-    at the end of a window or rollout, fewer rewards are summed and the rest is bootstrapped. Nothing
-    corrects for the policy having changed since. Source: Sutton and Barto 2018, chapter 7.
+    at the end of a window or rollout (the last row's must be), fewer rewards are summed and the rest is
+    bootstrapped. Nothing corrects for the policy having changed since. Source: Sutton and Barto 2018, chapter 7.
     """
     # y^(1)_t = r_t + gamma Q'_{t+1},   y^(n)_t = r_t + gamma y^(n-1)_{t+1}
     y_SG = td_target(reward_S, terminated_S, q_next_SG, gamma_G)

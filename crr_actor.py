@@ -10,14 +10,13 @@ Paper    AMAGO-2 section 3, equations 2 (dependent) and 4; CRR-Binary-Mean, Wang
 Shapes   B batch, T time, or S states where they are flattened; G discounts; C critics; K samples; A action;
          D width; F features of a policy. All functions take any leading dimensions: (..., G, F)
 Notes    Probabilities are clipped to [low, high] and renormalised: log pi stays finite, and exploration
-         never dies. Defaults [0.001, 0.99] are the authors'.
-         DEVIATION: stored and sampled actions reach the critic in one form (the authors clip stored
-         one-hots like probabilities, sampled ones not), so that a policy which always takes the stored
-         action has an advantage of exactly 0.
-         Distributions and losses are float32 whatever the autocast.
-Use      policy = Categorical(head(state))         # (..., G, A); or TanhGaussian
-         a = advantage(q(stored), q(policy.sample(3)))             # q: your critic, without gradient
-         loss, metrics = crr_loss(policy.log_prob(stored), a)      # (..., G): mean over what is no padding
+         never dies; a probability that is clipped has no gradient. Defaults [0.001, 0.99] are the authors'.
+         Distributions, and losses of their log-probabilities, are float32 whatever the autocast.
+Use      head = ActorHead(D, features=A, discounts=G)              # 2 A features for TanhGaussian
+         policy = Categorical(head(state))         # (..., G, A)
+         a = advantage(q(stored), q(policy.sample(3)))             # q: mean of your critics, without gradient
+         loss, metrics = crr_loss(policy.log_prob(stored), a)      # stored (..., 1, A), one-hot; loss (..., G)
+         loss[mask].mean().backward()              # mask: what is no padding
 Copy     this file alone; needs torch
 Try      python crr_actor.py
 """
@@ -157,7 +156,7 @@ def crr_loss(log_prob: Tensor, advantage: Tensor) -> tuple[Tensor, dict]:
     """The scale-independent actor loss, elementwise (...), and what one would want to plot of it.
 
     `log_prob` of the stored actions carries the gradient; `advantage` is cut off from it, so the loss
-    never reaches a critic. Nothing above zero: the loss is exactly 0. Source: Eq. 4.
+    never reaches a critic. Where the advantage is not above 0 (NaN included) the loss is exactly 0. Source: Eq. 4.
     """
     # Eq. 4:  L = -1{ A > 0 } log pi(a_t | h_t)
     keep = advantage.detach() > 0  # strict: a tie teaches nothing new
@@ -171,7 +170,7 @@ def value_loss(q_C: Tensor) -> tuple[Tensor, dict]:
 
     `q_C` (C, ...) are the critics' normalised values of the policy's own action, with a gradient to the
     policy through that action (or its probabilities) alone: it is the caller's part that no critic learns
-    from this loss. The least of all C critics counts. Source: Eq. 2.
+    from this loss. The least of all C critics counts (authors' code). Source: Eq. 2.
     """
     # Eq. 2:  L = -Q(h_t, a ~ pi(h_t))
     q = q_C.amin(0)

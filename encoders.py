@@ -14,7 +14,7 @@ Notes    Previous action, previous reward and flags are part of the vector: the 
          Statistics change only when `update_statistics` is called, which training does once a batch:
          acting and evaluation never move them. `random_shift` too is for training to call, once a batch.
          Our choices, since the paper gives none: where the group norms sit and how many groups they have,
-         all widths but the depths of the CNNs, and a single linear layer to merge the parts.
+         all widths behind the CNNs and of the grid's encoder, and a single linear layer to merge the parts.
 Use      encoder.update_statistics(obs, mask_BT)   # while training, once a batch; mask: what is no padding
          e = encoder(obs)                          # (..., E); PixelEncoder takes (vector, image)
 Copy     this file alone; needs torch
@@ -51,8 +51,9 @@ class RunningNorm(nn.Module):
     def update(self, x: Tensor, mask: Tensor, pool: Callable | None = None) -> None:
         """Take in the vectors of x (..., O) where the booleans mask (...) are True; without any, do nothing.
 
-        Nothing masked can leak in, NaN included. Where several processes hold a part of the vectors each,
-        `pool` takes the sums (3, O) of this one and returns their mean over all. Raises ValueError for a mask
+        Nothing masked can leak in, NaN included; unmasked it stays for good. Where several processes hold a part
+        of the vectors each, `pool` takes the sums (3, O) of this one and returns their mean over all: every
+        process then needs at least one vector, and `count` and `memory` are those of each. Raises ValueError for a mask
         that does not fit.
         """
         # A mask of 0s and 1s would be taken as indices, and the first two vectors counted over and over.
@@ -66,7 +67,7 @@ class RunningNorm(nn.Module):
         x_NO = x[mask].double()
         if len(x_NO) == 0:
             return
-        number, mean_O, spread_O = len(x_NO), x_NO.mean(0), x_NO.var(0, correction=0)
+        number, mean_O, spread_O = len(x_NO), x_NO.mean(0), x_NO.var(0, correction=0)  # spread: the variance
         if pool is not None:
             # E[x] and E[x^2] of all processes together; var = E[x^2] - E[x]^2
             sums = torch.stack([torch.ones_like(mean_O), mean_O, spread_O + mean_O**2]) * number

@@ -18,7 +18,7 @@ them equally often, so it does not matter to reading which ones those are; but a
 dropped, memory is free again for new ones, and only what never fitted is ever written. Spilling the oldest
 would write every frame. In memory beside the segments: about 250 bytes a sequence, not in the budget.
 
-Limits   frees whole segments: drop about in the order of adding, as a replay does. Not safe for threads.
+Limits   The paper says nothing of storage: our choice. Frees whole segments: drop about in the order of adding, as a replay does. Not safe for threads.
 Shapes   N frames of a sequence, H height, W width, C channels
 Copy     this file alone; needs numpy, torch and zstandard
 Try      python frames.py
@@ -36,7 +36,7 @@ import numpy as np
 import torch
 import zstandard
 
-# Compressed bytes a frame, means over games, of the dearest policy | measured, results/replay_frames.csv
+# Compressed bytes a frame, means over games, for the costliest policy tried | measured, results/replay_frames.csv
 BYTES_PER_FRAME = {"procgen-easy": 900, "procgen-memory-hard": 1010, "atari": 235}
 
 
@@ -115,7 +115,7 @@ class FrameStore:
         """Compress one sequence, (N, H, W, C) uint8, and keep it; returns its handle.
 
         Raises ValueError for a wrong shape or type, FramesFull where memory (and disk) is used up; the
-        store is then as it was.
+        store then holds what it held, though some of it may have moved to disk.
         """
         frames = np.ascontiguousarray(frames)
         if frames.dtype != np.uint8 or frames.shape[1:] != self.frame_shape or not len(frames):
@@ -249,9 +249,9 @@ class FrameStore:
         }
 
     def unpack(self, packed: dict, first: int = 0) -> Iterator[int]:
-        """Add what `pack` packed, from its sequence number `first` on, one for each handle that is asked for.
+        """Add what `pack` packed, from its sequence number `first` on: lazily, one for each handle that is asked for.
 
-        Budget and folder may be others. Raises ValueError for other frames or chunks, FramesFull as `add` does.
+        Errors come then, too: ValueError for other frames or chunks, FramesFull as `add`. Budget and folder may differ.
         """
         theirs, ours = (tuple(packed["frame_shape"]), packed["chunk"]), (self.frame_shape, self.chunk)
         if theirs != ours:

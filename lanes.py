@@ -4,10 +4,14 @@ What     `Lanes` takes a step of all environments at a time, and gives back one 
          rollout has ended, or when it has grown to the most steps that the replay takes at once
 Why      a trajectory enters the replay whole, with the observation after its last step; rollouts of many
          contexts are cut into segments as they are lived, so that learning need not wait for their end.
-         Actions are not kept: the observation that follows shows each of them (envs.py)
+         Actions are not kept: the caller reads each from the observation that follows it
 Paper    none. DEVIATION: segments of a rollout, drawn uniformly by the replay; the paper stores rollouts whole
 Shapes   E environments, T steps of a lane, L the most of them. An observation is a dictionary of its parts:
          a "vector" (O,), and an "image" (H, W, 3) where there are pixels
+Use      lanes.append(parts(obs), reward_E)                       # after each step; then, where one is over or full:
+         lanes.end(e, parts(final_obs[e]))                        # if it is over
+         obs_T, reward_T, time = lanes.segment(e)                 # views: copy what is to be kept
+         lanes.start(e, parts(obs), time=0)                       # or, after a cut, time + len(reward_T)
 Copy     this file alone; needs numpy and torch
 Try      python lanes.py
 """
@@ -57,7 +61,8 @@ class Lanes:
             self.obs_EL[name][self.index, self.count_E] = value_E
 
     def end(self, e: int, obs: Parts) -> None:
-        """The newest observation of lane `e` is this one: another was appended, a new rollout's first."""
+        """Replace the newest observation of lane `e` by `obs`, that lane's alone: where a rollout ends, the vector
+        environment has returned the next one's first in its place, and `append` has taken that."""
         for name, value in obs.items():
             self.obs_EL[name][e, self.count_E[e]] = value
 
@@ -86,7 +91,7 @@ class Lanes:
         return {name: torch.from_numpy(value.copy()) for name, value in state.items()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Hold what the lanes held whose `state_dict` this is. Cuts of longer rollouts are drawn by the caller's rng."""
+        """Hold what the lanes held whose `state_dict` this is. `rng`'s state is the caller's to save."""
         for name in ("time", "count", "cut", "fraction"):
             getattr(self, f"{name}_E")[:] = state[name].numpy()
         ends_E = self.count_E.cumsum()

@@ -1,4 +1,4 @@
-r"""PopArt: learn values at one scale, whatever the scale of the returns, and forget nothing when it moves.
+r"""PopArt: a critic's loss at one scale, whatever the scale of the returns; its values stay when that moves.
 
 What     running mean and deviation of the TD targets, one pair for each discount, and an affine output layer
          that is corrected whenever they move, so that the values it stands for stay where they were
@@ -13,7 +13,8 @@ Notes    Three scales meet here. raw: what a critic network puts out. normalised
          No gradient moves w and b, only `update` does, and it keeps q where it was: q = sqrt(nu_0) raw = 10 raw
          for good. What follows the returns is the size of the loss, not what the network has to put out.
          float32 throughout, as in the authors' code, whose numbers the tests compare with.
-Use      popart.update(y, mask)                    # first: the batch's targets y (..., G), all of them
+Use      popart = PopArt(discounts=G)
+         popart.update(y, mask)                    # once a batch, before its loss; mask (..., G): no padding
          loss = (popart.normalised(raw) - popart.standardise(y)) ** 2      # the scale-dependent critic's
          q = popart.denormalised(raw)              # in units of returns, for the next targets
 Copy     this file alone; needs torch
@@ -47,15 +48,16 @@ class PopArt(nn.Module):
 
     @property
     def sigma(self) -> Tensor:
-        """Standard deviation (G,) of the returns seen, kept away from 0 and infinity."""
+        """Standard deviation (G,) of the returns seen, kept in [0.01, 10^4], as in the authors' code."""
         # sigma = sqrt(nu - mu^2)
-        return (self.nu - self.mu**2).clamp(1e-4, 1e8).sqrt().clamp(1e-4, 1e6)
+        return (self.nu - self.mu**2).clamp(1e-4, 1e8).sqrt()
 
     @torch.no_grad()
     def update(self, value: Tensor, mask: Tensor | None = None, pool: Callable = lambda sums: sums) -> None:
         """Take in returns (..., G) where the booleans `mask` (..., G) are True (None: everywhere).
 
-        Nothing masked can leak in, NaN included, and a discount without any value keeps its statistics.
+        Nothing masked can leak in, NaN included, and a discount without any value keeps its statistics. What is
+        not finite, or has a square that is not, has to be masked: it would stay in the statistics for good.
         `denormalised` of any raw output is the same before and after. Where several processes hold a part of
         the values each, `pool` takes the sums (3, G) of this one and returns their mean over all.
         """
@@ -63,8 +65,9 @@ class PopArt(nn.Module):
         mask = torch.ones_like(value, dtype=torch.bool) if mask is None else mask.bool().flatten(0, -2)
         # Selected, not multiplied by the mask: 0 * NaN is NaN.
         value = torch.where(mask, value, torch.zeros_like(value))
-        sum_G, square_G, count_G = pool(torch.stack([value.sum(0), (value**2).sum(0), mask.sum(0)]))
-        mean_G, square_G = sum_G / count_G.clamp(min=1e-6), square_G / count_G.clamp(min=1e-6)
+        sums = torch.stack([value.sum(0), (value**2).sum(0), mask.sum(0)])
+        sum_G, sum_square_G, count_G = pool(sums)
+        mean_G, square_G = sum_G / count_G.clamp(min=1e-6), sum_square_G / count_G.clamp(min=1e-6)
         old_mu, old_sigma, seen_G = self.mu.clone(), self.sigma, count_G > 0
         # beta_t = beta / (1 - (1 - beta)^t): large steps at first, so that the start is soon forgotten.
         t = self.t + seen_G

@@ -25,6 +25,9 @@ Images, T+1 a trajectory as observations are, go to a store that is passed in, a
 
 Shapes   B batch, T time, O observation, H W C image; rows R: one per observation, T+1 a trajectory;
          M trajectories
+Use      replay = Replay(O, (), np.int64, max_length=L, capacity_steps=1_000_000)
+         replay.add(obs, action, reward, terminated=True, start=0, task=0)     # (T+1, O), (T,), (T,)
+         batch = replay.sample(batch=24, context=100)                          # a Batch, see there
 Copy     this file alone; needs numpy and torch
 Try      python replay.py
 """
@@ -282,10 +285,11 @@ class Replay:
     def _find_rows(self, need: int) -> int:
         """Reserve `need` contiguous rows; returns the first of them.
 
-        A ring that starts over at the front before it reaches the end of the arena: the worst case for
-        which the arena is sized is rare, and rows that are never written cost no memory. Starting over
-        too early is mended by moving the older block up, so nothing is evicted for want of contiguous rows:
-        the arena holds all that the capacity allows, and so the gaps between blocks are always enough.
+            one block:   [ free | oldest ... newest | free ]     append; else start over at the front, if
+                                                                 there is room; else slide it down to row 0
+            two blocks:  [ newer | free | older | free ]         append to the newer; move the older up if
+                                                                 they would meet
+        The rows hold all that the capacity allows, so nothing is ever evicted for want of contiguous ones.
         """
         R = len(self._rows["obs"])
         bottom = int(self._first_M[self._oldest]) if self._count else 0
@@ -414,8 +418,8 @@ class Replay:
         """Hold what was held when `state` was made, and nothing else; the next samples are those it would draw.
 
         Of trajectories that `state` leaves out, `earlier` states bring the rest, oldest first; they may
-        overlap, and are taken one at a time. The capacity may differ: a smaller one keeps the newest. Raises
-        ValueError if shapes do not fit, trajectories are missing, or only one of the two has images, and
+        overlap, and are taken one at a time. The capacity may differ: a smaller one keeps the newest. Raises,
+        with a part of it held, ValueError if shapes do not fit, trajectories are missing, or only one of the two has images, and
         what a frame store raises when it is full.
         """
         if self.frames is not None:

@@ -79,7 +79,7 @@ class SigmaReparamLinear(nn.Module):
 
     def scaled_once(self) -> Tensor:
         "The same, kept until weights change: for acting, which takes many steps between two updates."
-        # Plain: return self.scaled(), a tenth of an acting step at laptop scale. It cannot go stale unnoticed:
+        # Plain: return self.scaled(), a tenth of an acting step at laptop scale. It cannot go stale unnoticed, but through .data:
         # tensors count their changes in place, and a training forward puts a new u in the old one's place.
         made_from = (self.u, self.weight._version, self.gamma._version)
         if self.kept is None or self.kept[0] is not made_from[0] or self.kept[1:3] != made_from[1:]:
@@ -164,7 +164,7 @@ class Block(nn.Module):
         key_BHLE[slot], value_BHLE[slot] = k, v
         length = unseen_B11L.shape[-1]
         # softmax(Q K^T / sqrt(E)) V.  Plain: F.scaled_dot_product_attention(..., attn_mask=seen), which is made
-        # for many queries: with one a sequence it takes 1.6 times as long over the paper's 600 steps on a CPU.
+        # for many queries: with one for each sequence it takes 1.6 times as long over the paper's 600 steps on a CPU.
         scores_BH1L = (q * q.shape[-1] ** -0.5).unsqueeze(2) @ key_BHLE[:, :, :length].mT
         attended_BH1E = (scores_BH1L + unseen_B11L).softmax(-1).to(v.dtype) @ value_BHLE[:, :, :length]
         return self.after_attention(x_BD, attended_BH1E.squeeze(2).to(x_BD.dtype))
@@ -246,7 +246,7 @@ class CausalTransformer(nn.Module):
     def step(self, x_BI: Tensor, time_B: Tensor, cache: Cache) -> Tensor:
         """One step of each sequence, (B, I) at its own timestep (B,) -> states (B, D); updates `cache`.
 
-        Meant for evaluation mode: in training mode each call would make a power iteration. Raises
+        Meant for evaluation mode: in training mode each call would apply dropout and make a power iteration. Raises
         ValueError for shapes that do not fit.
         """
         batch, context = cache.key.shape[1], cache.key.shape[3]

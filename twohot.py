@@ -13,8 +13,8 @@ Notes    ERRATUM: equations 5 and 6 print the two weights swapped: as printed, a
            bin would be labelled as its neighbour. See `BinSupport.encode`.
          ERRATUM: appendix A counts bins b_0 to b_B and calls them B; here they are N, b_0 to b_N-1.
          DEVIATION: HL-Gauss labels saturate past the limits; the authors' sum to about 0 there.
-         Whatever the autocast, everything here is computed in float32: symexp(symlog(1e5)) overflows
-         in float16 and is off by 3% in bfloat16.
+         Whatever the autocast, a support and the losses compute in float32: symexp(symlog(1e5)) overflows
+         in float16, and in bfloat16 returns of that size come back up to 4% off.
 Use      support = BinSupport(bins=64)              # beside a network that puts out logits (..., 64)
          loss = twohot_loss(logits, *support.encode(y)).mean()      # y (...): what it should say
          value = support.decode(logits)            # (...): what it says
@@ -135,7 +135,7 @@ class BinSupport(nn.Module):
 def twohot_loss(logits: Tensor, index: Tensor, weight_above: Tensor) -> Tensor:
     """Cross-entropy (...) of logits (..., N) against two-hot labels, given as `encode` returns them.
 
-    `index` and `weight_above` broadcast against the leading dimensions of `logits`. Source: Eq. 3.
+    `index` and `weight_above` broadcast to the leading dimensions of `logits`. Source: Eq. 3.
     """
     logits = logits.float()
     index, weight_above = torch.broadcast_tensors(index, weight_above)
