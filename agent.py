@@ -7,7 +7,7 @@ Why      the components know nothing of one another: here is where they meet, an
 Paper    AMAGO-2 section 3, Figure 2, equations 1 to 4
 Shapes   B batch, T time, S states: flattened valid (b, t), a chunk of them at a time; O observation;
          A action; D state width; C critics; G discounts; K action samples; N bins
-Config   `config` is the trainer's (train.py), read for sizes and limits
+Config   `config` is the trainer's (config.py), read for sizes and limits
 Notes    OFFICIAL, what the paper does not print: the dependent actor takes the least of all critics, and its
          target the less of two drawn; the independent one means (`VARIANTS`). With discrete actions the scalar
          critic puts out every action's value, and the expectation over the policy is exact in target,
@@ -18,6 +18,7 @@ Notes    OFFICIAL, what the paper does not print: the dependent actor takes the 
                                                                \-> critics (C, S, G, N or 1) -> value, loss
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -184,9 +185,9 @@ def maximise(agent: "Agent", config, h_SD, stored_S1A, policy: Distribution, q_C
 class Variant(NamedTuple):
     """What a variant decides; encoder, Transformer, replay and training loop are the same for all four."""
 
-    actor_loss: callable  # imitate, or maximise
+    actor_loss: Callable  # imitate, or maximise
     critic: type  # TwoHotValue, or ScalarValue: head and loss of the critic
-    reduce: callable  # of the drawn critics' values, for the target: see `critics.take_subset`
+    reduce: Callable  # of the drawn critics' values, for the target: see `critics.take_subset`
 
 
 # The four updates, actor first, by whether a loss depends on the scale of returns: the one place where
@@ -302,6 +303,7 @@ class Policy:
         env = policy.make_env()
         obs, info = env.reset()
         policy.reset()
+        done = False
         while not done:
             obs, reward, terminated, truncated, info = env.step(policy(obs))
             done = terminated or truncated
@@ -333,7 +335,9 @@ class Policy:
 
     def load_state_dict(self, state: dict) -> None:
         """Go on from a `state_dict`: the next actions are those that would have been taken."""
-        self.generator.set_state(state["generator"])
+        # On another kind of device the draws could not be the same in any case.
+        if state["generator"].shape == self.generator.get_state().shape:
+            self.generator.set_state(state["generator"])
         for name, tensor in (("time", self.time_B), ("count", self.cache.count_B)):
             tensor.copy_(state[name])
         self.cache.key.copy_(state["key"]), self.cache.value.copy_(state["value"])

@@ -152,7 +152,10 @@ def save_part(folder, name: str, state: dict) -> dict:
 
 def load_part(folder, part: dict) -> dict:
     """Read the part that `save_part` described. CheckpointError where that file is missing, damaged or another."""
-    return load(Path(folder) / Path(part["file"]).name, part["sha256"])
+    path = Path(folder) / Path(part["file"]).name
+    if not path.is_file():
+        raise CheckpointError(f"a part of the checkpoint is gone: {path}")
+    return load(path, part["sha256"])
 
 
 def remove_others(folder, parts: list[dict]) -> None:
@@ -161,6 +164,17 @@ def remove_others(folder, parts: list[dict]) -> None:
     for path in Path(folder).glob("*.pt*"):
         if path.name not in keep:
             path.unlink(missing_ok=True)
+
+
+def fill(model, state_dict: dict[str, Tensor]) -> None:
+    """`model.load_state_dict(state_dict)`; CheckpointError, one line, where names or sizes differ."""
+    try:
+        model.load_state_dict(state_dict)
+    except RuntimeError as error:
+        raise CheckpointError(
+            "the checkpoint's weights have other sizes than this configuration's (trained on other --tasks?): "
+            + " ".join(str(error).split())[:200]
+        ) from error
 
 
 def rng_state() -> dict:

@@ -135,11 +135,11 @@ def parse(argv: list[str] | None = None, root: Path = ROOT) -> Config:
         first.add_argument(f"--{flag}", default=None)
     first.add_argument("--resume", action="store_true")
     known, _ = first.parse_known_args(argv)
-    device = known.device or "auto"
+    defaults, device = saved_config(known.name, root) if known.resume else None, known.device or "auto"
+    if defaults and not known.device and (defaults.device == "cpu" or torch.cuda.is_available()):
+        device = defaults.device  # a run stays where it was, if that is there
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-    if known.resume:
-        defaults = saved_config(known.name, root)
-    else:
+    if defaults is None:
         env = known.env or Config.env
         all_tasks(env)  # says what is wrong with the name before a preset is looked up by it
         scale = known.scale or "auto"
@@ -243,7 +243,7 @@ def check(config: Config, root: Path = ROOT) -> None:
         raise ValueError("--hidden and --encoder_depths take one or more widths")
     if c.minutes is not None and c.minutes <= 0:
         raise ValueError(f"--minutes must be above 0, got {c.minutes}")
-    if c.name != Path(c.name).name:
+    if c.name != Path(c.name).name or c.name in (".", ".."):
         raise ValueError(f"--name is a folder's name under runs/, without slashes, got {c.name}")
     if c.env_steps_per_update <= 0:
         raise ValueError(f"--env_steps_per_update must be above 0, got {c.env_steps_per_update}")
@@ -256,3 +256,10 @@ def check_device(device: str) -> None:
         raise ValueError(f"--device {device} is not known here: say auto, cpu, cuda or cuda:1")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {device}, but no GPU is there: leave it out, or say --device cpu")
+    gpus, processes = torch.cuda.device_count(), ranks.on_this_machine()
+    if device.startswith("cuda:") and (processes > 1 or int(device[5:]) >= gpus):
+        raise ValueError(
+            f"--device {device}, with {gpus} GPU(s) and {processes} process(es): say --device cuda"
+        )
+    if device == "cuda" and processes > gpus:
+        raise ValueError(f"{processes} processes on {gpus} GPU(s): --nproc_per_node {gpus}, or --device cpu")

@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,7 +83,10 @@ class Logbook:
             raise KeyboardInterrupt
         if not self.stop_signal:
             self.stop_signal = number
-            self.say("stopping: saving a checkpoint first (once more to stop at once)")
+            if not self.silent:
+                # Not by print, which may be under way; and the same Ctrl-C may have ended who reads it.
+                with contextlib.suppress(OSError):
+                    os.write(2, b"\nstopping: saving a checkpoint first (once more to stop at once)\n")
 
     @property
     def minutes(self) -> float:
@@ -95,12 +99,12 @@ class Logbook:
         return max(steps / self.total_steps, by_clock)
 
     def due(self, what: str, every_minutes: float) -> bool:
-        """True once every so many minutes, counted for each `what` from the start of this process."""
-        last = self.last_done.setdefault(what, self.earlier_minutes)
-        if self.minutes - last < every_minutes:
-            return False
+        """True once so many minutes have passed since `done(what)`, or since this process began."""
+        return self.minutes - self.last_done.setdefault(what, self.earlier_minutes) >= every_minutes
+
+    def done(self, what: str) -> None:
+        """`what` is done, and due again an interval from now: however long it took, the rest has its turn."""
         self.last_done[what] = self.minutes
-        return True
 
     def show(self, steps: int, text: Callable[[], str]) -> None:
         """Move the bar, now and then: share done, minutes left, and `text()`, made only when it is shown."""
@@ -122,8 +126,9 @@ class Logbook:
         """A line of text above the bar."""
         if self.silent:
             return
-        tqdm.write(text, file=sys.stdout)
-        sys.stdout.flush()
+        with contextlib.suppress(BrokenPipeError):  # who read it has gone: `| tee`, and Ctrl-C
+            tqdm.write(text, file=sys.stdout)
+            sys.stdout.flush()
 
     def write(self, steps: int, updates: int, row: dict[str, float | list[float]]) -> None:
         """One row to metrics.jsonl and TensorBoard. A list is a histogram, and goes to the file alone."""
@@ -186,23 +191,25 @@ def describe_versions(root, packages=PACKAGES) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
     git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False)
+    there = shutil.which("git") is not None
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() if there else ""
     return found | {
         "python": platform.python_version(),
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit or "unknown",
     }
 
 
 def available_memory() -> int:
     """Bytes of memory that can still be taken, as the system (and a container's limit) tell."""
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    meminfo, limit = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
+    meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+    limit, used = group / "memory.max", group / "memory.current"
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
         free = int(fields["MemAvailable"].split()[0]) * 1024
     if limit.exists() and limit.read_text().strip().isdigit():
-        free = min(free, int(limit.read_text()))
+        free = min(free, int(limit.read_text()) - (int(used.read_text()) if used.exists() else 0))
     return free
 
 

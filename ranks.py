@@ -23,10 +23,10 @@ from torch import Tensor
 
 
 def start() -> None:
-    """Join the processes that torchrun has started, if it has. All but the first one print nothing from now on."""
+    """Join the processes that torchrun has started, if it has. All but the first one print nothing to stdout from now on."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         return
-    on_gpus = torch.cuda.is_available()
+    on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     if on_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     # Long, because the others wait while the first one evaluates. A process that has died is torchrun's to see.

@@ -10,7 +10,7 @@ Folder   checkpoint.pt names the files that belong to it, with their checksums, 
          previous.pt is the checkpoint before; `restore` falls back to it. What neither names is deleted.
 Notes    A simulator cannot be saved as plain data. Saved are the state from which its rollout's seeds were drawn
          and the actions since, which are stepped again; where that does not lead to the same observation, the
-         rollout begins anew (Run.lost counts it).
+         rollout begins anew (Run.lost counts it). Processes on several machines share the folder.
 """
 
 import dataclasses
@@ -75,7 +75,8 @@ def restore(run) -> tuple[dict | None, dict]:
     """Put back weights, optimizer, counters and replay.
 
     Returns what else this process had, for `go_on` (None: its rollouts begin anew), and what the log needs to
-    know. Raises CheckpointError where no checkpoint can be read, or it is of another configuration.
+    know. Raises CheckpointError where no checkpoint can be read, or it is of another configuration; ValueError
+    for another number of processes.
     """
     newest, before = run.folder / "checkpoint.pt", run.folder / "previous.pt"
     paths, error = [path for path in (newest, before) if path.exists()], None
@@ -85,17 +86,17 @@ def restore(run) -> tuple[dict | None, dict]:
     for path in paths:
         if error:
             print(f"{error}. Going on from the checkpoint before it, {before}")
-        state, error = attempt(checkpoint.load, path)
+        state, error = in_all(checkpoint.load, path)
         if not error:
             check(run, state, path)
-            own, error = attempt(load_own, run, state)
+            own, error = in_all(load_own, run, state)
         if not error:
             break
     if error:
         raise error
     if path == before and not ranks.rank():
         os.replace(before, newest)  # what is damaged must not become the one before the next
-    run.agent.load_state_dict(state["agent"])
+    checkpoint.fill(run.agent, state["agent"])
     run.optimizer.load_state_dict(state["optimizer"])
     run.schedule.load_state_dict(state["schedule"])
     for name, value in state["counters"].items():
@@ -109,7 +110,7 @@ def restore(run) -> tuple[dict | None, dict]:
     return None if changed else own, log
 
 
-def attempt(read, *arguments):
+def in_all(read, *arguments):
     "(what `read` returns, None), or (None, the error): a CheckpointError in one process is one in all."
     result = error = None
     try:
@@ -122,6 +123,12 @@ def attempt(read, *arguments):
 def check(run, state: dict, path) -> None:
     "Raise where a checkpoint is not one of this configuration, or of another number of processes."
     checkpoint.check_compatible(state["config"], dataclasses.asdict(run.config), MODEL_FIELDS)
+    for name in ("segment_length", "max_steps"):
+        was, now = state["config"][name], getattr(run.config, name)
+        if now is not None and (was is None or now < was):
+            raise ValueError(
+                f"--{name} was {was} and is now {now}: the saved replay holds longer trajectories. Leave it, or raise it"
+            )
     saved, now = len(state["processes"]), ranks.count()
     if saved != now:
         raise ValueError(

@@ -69,13 +69,30 @@ def add_attempts(rows: list[dict], rollouts: dict[str, list[dict]], free_attempt
             row |= {f"success {a + 1}": float(mean) for a, mean in enumerate(success_RA.mean(0))}
             # Solved: success at two of three attempts, or more: our reading of Figure 4's rate, a rollout at a time.
             row["solved"] = float((success_RA[:, free_attempts:].mean(1) >= 2 / 3 - 1e-6).mean())
-    return rows
+    # All rows have all columns: None where a task does not tell.
+    columns = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def mean_scores(rows: list[dict]) -> tuple[float, float | None]:
     """Mean return and mean score over tasks; the score is None unless every task has bounds."""
     scores = [row["score"] for row in rows]
     return float(np.mean([row["return"] for row in rows])), None if None in scores else float(np.mean(scores))
+
+
+def mean_told(rows: list[dict], column: str) -> float | None:
+    """Mean of a column over those tasks that tell it; None if none does."""
+    told = [row[column] for row in rows if row[column] is not None]
+    return float(np.mean(told)) if told else None
+
+
+FIXED = (
+    "return",
+    "standard_error",
+    "random",
+    "best",
+    "score",
+)  # columns of which a mean is made otherwise, or not
 
 
 def format_table(rows: list[dict], groups: dict[str, list[str]] | None = None) -> str:
@@ -93,7 +110,7 @@ def format_table(rows: list[dict], groups: dict[str, list[str]] | None = None) -
 
     def means(label: str, rows: list[dict]) -> str:
         mean, score = mean_scores(rows)
-        extra = {c: float(np.mean([row[c] for row in rows])) for c in columns[5:]}
+        extra = {c: mean_told(rows, c) for c in columns if c not in FIXED}
         return line(label, {"return": mean, "score": score} | extra).rstrip()
 
     header = f"{'task':<{width}}" + "".join(f"{short.get(c, c):>11}" for c in columns)

@@ -11,6 +11,7 @@ is in config.py, the networks and the four losses are in agent.py. Everything th
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import sys
 import time
@@ -33,7 +34,7 @@ from envs import make_env, task_family
 from frames import FramesFull
 from lanes import Lanes, parts
 from logbook import Logbook, describe_versions
-from scores import add_attempts, format_table, load_bounds, mean_scores, score_rows
+from scores import add_attempts, format_table, load_bounds, mean_scores, mean_told, score_rows
 from vector import make_vector_env
 from wiring import env_arguments, evaluation_arguments, in_processes, make_replay, observation_parts, sizes
 
@@ -43,16 +44,16 @@ ROOT = Path(__file__).resolve().parent
 # ------------------------------------------------------------------------------------------------- main
 
 
-def main(argv: list[str] | None = None) -> list[dict]:
+def main(argv: list[str] | None = None) -> list[dict] | None:
     """Train as the command line `argv` says (default: the program's own).
 
-    Returns the last evaluation's table (rows of scores.py). After Ctrl-C or SIGTERM it saves and exits.
+    Returns the last evaluation's table (rows of scores.py; None in all processes but the first). After Ctrl-C or SIGTERM it saves and exits.
     """
     ranks.start()
     run = Run(ranks.of_first(lambda: parse(argv, ROOT)))
     run.log.say(f"runs/{run.config.name}: to watch it,  tensorboard --logdir runs")
     try:
-        while True:
+        while True:  # Run.update and Run.evaluate call the functions of that name below, and log
             step = run.next_step()
             if step == "stop":
                 rows = run.finish()
@@ -60,8 +61,10 @@ def main(argv: list[str] | None = None) -> list[dict]:
                 return rows
             if step == "evaluate":
                 run.evaluate(run.config.eval_episodes)
+                run.log.done(step)
             elif step == "save":
                 run.save()
+                run.log.done(step)
             elif step == "update":
                 run.update()
             else:
@@ -279,13 +282,13 @@ def evaluate(
     make = functools.partial(make_env, **evaluation_arguments(config, split))
     tasks = tasks or make().tasks
     queue = deque((task, episode) for episode in range(episodes) for task in tasks)
-    lanes = [make() for _ in range(min(config.num_envs, len(queue)))]
-    policy = Policy(agent, config, num_envs=len(lanes), seed=seed, greedy=greedy)
+    envs = [make() for _ in range(min(config.num_envs, len(queue)))]
+    policy = Policy(agent, config, num_envs=len(envs), seed=seed, greedy=greedy)
     obs = {
-        name: np.zeros((len(lanes), *shape), dtype)
-        for name, (shape, dtype) in observation_parts(lanes[0]).items()
+        name: np.zeros((len(envs), *shape), dtype)
+        for name, (shape, dtype) in observation_parts(envs[0]).items()
     }
-    rollouts, playing = {task: [] for task in tasks}, [False] * len(lanes)
+    rollouts, playing = {task: [] for task in tasks}, [False] * len(envs)
 
     def see(lane: int, seen) -> None:
         for name, value in parts(seen).items():
@@ -296,15 +299,15 @@ def evaluate(
         if queue:
             task, episode = queue.popleft()
             # Far from any seed that training draws; the same variants in every evaluation.
-            see(lane, lanes[lane].reset(seed=10**9 + seed * 10**6 + episode, options={"task": task})[0])
+            see(lane, envs[lane].reset(seed=10**9 + seed * 10**6 + episode, options={"task": task})[0])
 
-    for lane in range(len(lanes)):
+    for lane in range(len(envs)):
         next_rollout(lane)
     while any(playing) and not stop():
         action = policy(obs)
-        ended = np.zeros(len(lanes), dtype=bool)
+        ended = np.zeros(len(envs), dtype=bool)
         for lane in np.flatnonzero(playing):
-            seen, _, terminated, truncated, info = lanes[lane].step(action[lane])
+            seen, _, terminated, truncated, info = envs[lane].step(action[lane])
             see(lane, seen)
             if terminated or truncated:
                 rollouts[info["task"]].append(info)
@@ -314,6 +317,8 @@ def evaluate(
                     bar.update()
         if ended.any():
             policy.reset(ended)
+    for env in envs:
+        env.close()
     return rollouts
 
 
@@ -346,9 +351,8 @@ class Run:
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
         self.env = make_env(**env_arguments(config))  # never stepped: it knows tasks, layout and sizes
         self.previous_action = self.env.layout["previous_action"]
-        frames, replay_seed, policy_seed, env_seed = "frames", *self.seed.generate_state(3).tolist()
-        if ranks.rank():
-            frames = f"frames-{ranks.rank()}"
+        frames = f"frames-{ranks.rank()}" if ranks.rank() else "frames"
+        replay_seed, policy_seed, env_seed = self.seed.generate_state(3).tolist()
         self.replay = make_replay(config, self.env, self.folder / frames, self.device, replay_seed)
         self.agent = Agent(config, *sizes(self.env)).to(self.device)
         self.optimizer, self.schedule = make_optimizer(self.agent, config)
@@ -356,18 +360,14 @@ class Run:
             torch.manual_seed(replay_seed)
         self.steps = self.updates = self.rollouts = self.lost = self.saves = 0
         self.updates_owed, self.best, self.learning = 0.0, -float("inf"), False
-        self.skipped, self.first_bad = (
-            0,
-            "",
-        )  # updates left out in a row, and what was not finite in the first
+        # Updates left out in a row, and what was not finite in the first of them.
+        self.skipped, self.first_bad = 0, ""
         self.recent, self.returns = [], defaultdict(list)
         self.last_returns = defaultdict(lambda: deque(maxlen=20))
-        self.replay_parts, self.parts_before = (
-            [],
-            [],
-        )  # files of the replay so far, and of the last checkpoint
+        # Files of the replay so far, and all those of the last checkpoint.
+        self.replay_parts, self.parts_before = [], []
         own, resumed = resuming.restore(self) if config.resume else (None, {})
-        if config.init:
+        if config.init and not config.resume:
             load_weights(self.agent, config)
         saved = dataclasses.asdict(config) | {"resume": False}
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
@@ -387,7 +387,7 @@ class Run:
         self.lanes = Lanes(config.num_envs, length, observation_parts(self.env), None if whole else self.rng)
         self.policy = Policy(self.agent, config, config.num_envs, seed=policy_seed)
         if own is None:
-            obs_E = parts(self.envs.reset(seed=env_seed % 10**9)[0])
+            obs_E = parts(self.envs.reset(seed=(env_seed + self.steps) % 10**9)[0])
             for e in range(config.num_envs):
                 self.begin(e, obs_E)
         else:
@@ -408,10 +408,11 @@ class Run:
             # Updates that are owed for the last steps are made before a run ends, so that it can be gone on with.
             over = log.progress(self.steps) >= 1 and self.updates_owed < 1
             decided = [over, log.due("evaluate", c.eval_every), log.due("save", c.checkpoint_every)]
-        # Learning starts once the replay, of all processes, holds a batch of segments.
+        # Learning starts once every process's replay holds a batch of segments.
         waiting = self.replay.num_trajectories < c.batch_size
         signal_, waiting, *decided = ranks.largest([log.stop_signal or 0, waiting, *decided])
-        log.stop_signal = int(signal_) or None
+        # A signal that has come meanwhile stays, for the next time that all are asked.
+        log.stop_signal = log.stop_signal or int(signal_) or None
         self.learning = not waiting
         for step, yes in zip(("stop", "evaluate", "save"), (decided[0] or signal_, *decided[1:])):
             if yes:
@@ -472,7 +473,8 @@ class Run:
     def log_training(self) -> None:
         "Means over the updates and rollouts since the last row."
         then, steps, updates = self.logged
-        self.logged = now, _, _ = time.monotonic(), self.steps, self.updates
+        now = time.monotonic()
+        self.logged = now, self.steps, self.updates
         row = {}
         for name in self.recent[0]:
             mean = torch.stack([m[name].float() for m in self.recent]).mean(0).tolist()
@@ -506,8 +508,8 @@ class Run:
         if score is not None:
             row |= {f"eval/score/{r['task']}": r["score"] for r in rows} | {"eval/score_mean": score}
         for name in (column for column in rows[0] if column.startswith(("try", "success", "solved"))):
-            row |= {f"eval/{name}/{r['task']}": r[name] for r in rows}
-            row[f"eval/{name}_mean"] = float(np.mean([r[name] for r in rows]))
+            row |= {f"eval/{name}/{r['task']}": r[name] for r in rows if r[name] is not None}
+            row[f"eval/{name}_mean"] = mean_told(rows, name)
         self.log.write(self.steps, self.updates, row)
         self.log.say(
             f"evaluation at {self.steps:,} steps, {self.updates:,} updates, {self.log.minutes:.1f} min: "
@@ -543,11 +545,12 @@ class Run:
     def finish(self) -> list[dict] | None:
         "The last evaluation, its table and the curves; only a checkpoint if the run was interrupted."
         self.save()
-        if self.log.stop_signal:
+        (stopped,) = ranks.largest([self.log.stop_signal or 0])
+        if stopped:
             self.log.say(
                 f"saved at env step {self.steps:,}. Go on with:  python train.py --name {self.config.name} --resume"
             )
-            sys.exit(128 + self.log.stop_signal)  # the shell's convention
+            sys.exit(128 + int(stopped))  # the shell's convention
         self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
         rows = self.evaluate(self.config.final_episodes)
         (stopped,) = ranks.largest([self.log.stop_signal or 0])
@@ -577,12 +580,14 @@ class Run:
 def explained(error: Exception, run: "Run") -> Exception | None:
     "An error of the disk or the memory as one line that says what to do; None for any other one."
     c, memory = run.config, ("out of memory", "allocate memory", "DefaultCPUAllocator")
-    if isinstance(error, OSError) and not isinstance(error, FramesFull):
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    if full and not isinstance(error, FramesFull):
         return OSError(
             f"a file of {run.folder} could not be written ({error}): free some space there. The last checkpoint "
             f"stands:  python train.py --name {c.name} --resume"
         )
-    if isinstance(error, MemoryError) or any(words in str(error) for words in memory):
+    no_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    if no_memory or any(words in str(error) for words in memory):
         return ValueError(
             f"out of memory: lower --batch_size (now {c.batch_size}), --context ({c.context}), --steps_per_pass "
             f"({c.steps_per_pass}), --chunk ({c.chunk}) or --num_envs ({c.num_envs}), or the replay's capacity"
@@ -613,7 +618,7 @@ def load_weights(agent: Agent, config: Config) -> None:
     state = checkpoint.load(config.init)
     shapes = [f for f in resuming.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
     checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
-    agent.load_state_dict(state["agent"])
+    checkpoint.fill(agent, state["agent"])
 
 
 def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, seed: int = 0) -> Policy:
@@ -630,7 +635,7 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
     except TypeError as error:
         raise checkpoint.CheckpointError(f"{path} is of another version of this program: {error}") from error
     agent = Agent(config, *sizes(make_env(**env_arguments(config))))
-    agent.load_state_dict(state["agent"])
+    checkpoint.fill(agent, state["agent"])
     return Policy(agent.to(device).eval(), config, num_envs, seed, greedy)
 
 

@@ -5,7 +5,7 @@ What     which arguments of a configuration describe its environments, for train
 Why      the trainer and the evaluation have to agree on these, and a run that cannot fit is refused before
          it has begun
 Paper    Table 1 (replay sizes)
-Config   `config` is the trainer's (train.py)
+Config   `config` is the trainer's (config.py)
 """
 
 import math

@@ -58,7 +58,16 @@ def main(argv=None) -> int:
     arguments = parser.parse_args(argv)
     moments = random.Random(arguments.seed)
     flags = ["--scale", "smoke", "--device", "cpu", "--tasks", "RepeatFirstEasy,MineSweeperEasy"]
-    flags += ["--steps", str(arguments.steps), "--log_every", "10", "--eval_every", "1000"]
+    flags += [
+        "--steps",
+        str(arguments.steps),
+        "--log_every",
+        "10",
+        "--eval_every",
+        "0.015",
+        "--eval_episodes",
+        "1",
+    ]
     flags += ["--checkpoint_every", "0.015", "--final_episodes", "1"]
     with tempfile.TemporaryDirectory() as folder:
         folder, resumes, checkpointed, finished = Path(folder), 0, set(), 0
@@ -66,8 +75,9 @@ def main(argv=None) -> int:
         process = start(folder, [*flags, "--name", "killed"])
         for kill in tqdm(range(arguments.kills), desc="kills", disable=None):
             resumed_from = len(rows_of(run))
-            while process.poll() is None and len(rows_of(run)) <= resumed_from * (kill > 0):
-                time.sleep(0.02)  # imports take seconds, in which there is nothing to lose
+            # Imports take seconds, in which there is nothing to lose: wait for a new row, and a random time.
+            while process.poll() is None and len(rows_of(run)) <= (resumed_from if kill else 0):
+                time.sleep(0.02)
             time.sleep(moments.uniform(0, arguments.longest))
             if process.poll() is not None:
                 finished += 1

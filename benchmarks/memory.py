@@ -28,7 +28,7 @@ def resident() -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
-def along_a_run(steps: int, flags: list[str]) -> list[tuple[int, int]]:
+def along_a_run(steps: int) -> list[tuple[int, int]]:
     """(env steps, bytes resident) at each quarter of a run of the real program."""
     seen, collect = [], train.collect
 
@@ -41,7 +41,7 @@ def along_a_run(steps: int, flags: list[str]) -> list[tuple[int, int]]:
         root, train.ROOT, train.collect = train.ROOT, Path(folder), watched
         try:
             command = ["--scale", "smoke", "--device", "cpu", "--steps", str(steps), "--name", "memory"]
-            train.main([*command, "--eval_every", "0.25", "--checkpoint_every", "0.25", *flags])
+            train.main([*command, "--eval_every", "0.25", "--checkpoint_every", "0.25"])
         finally:
             train.ROOT, train.collect = root, collect
     return seen
@@ -67,7 +67,7 @@ def main(argv=None) -> int:
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--levels", type=int, default=1000)
     arguments = parser.parse_args(argv)
-    sizes = along_a_run(arguments.steps, [])
+    sizes = along_a_run(arguments.steps)
     for steps, size in sizes:
         print(f"{steps:>9,} env steps: {size / 1e6:.1f} MB")
     growth = sizes[-1][1] / sizes[0][1] - 1

@@ -22,7 +22,7 @@ import envs
 import evaluate
 import plot
 import train
-from config import saved_config
+from config import parse, saved_config
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ["--scale", "smoke", "--steps", "1500", "--device", "cpu"]
@@ -163,6 +163,50 @@ def test_resume_continues_and_doubles_no_row(runs, capsys):
     assert after[-1]["minutes"] > before[-1]["minutes"]
     steps = [(row["step"], row["updates"], len(row)) for row in after]
     assert len(set(steps)) == len(steps)
+
+
+def test_evaluations_and_checkpoints_that_are_due_together_both_come_and_training_goes_on(runs):
+    "By a clock that is moved: both are due, one follows the other, and neither comes twice."
+    run = train.Run(parse(["--name", "a", *SMOKE, *TWO], runs.parent))
+    try:
+        steps = []
+        for _ in range(3):
+            run.log.started -= 60 * 6  # six minutes later; both are due every five
+            for _ in range(3):
+                steps.append(run.next_step())
+                if steps[-1] == "evaluate":
+                    run.log.started -= 60 * 30  # one that takes far longer than its interval
+                run.log.done(steps[-1])
+        assert steps == ["evaluate", "save", "collect"] * 3
+    finally:
+        run.close()
+
+
+def test_a_run_that_began_from_weights_keeps_its_own_when_it_is_resumed(runs):
+    flags = [*SMOKE, *TWO, "--final_episodes", "1"]
+    train.main(["--name", "first", *flags])
+    train.main(["--name", "second", *flags, "--init", str(runs / "first" / "best.pt")])
+    own = checkpoint.load(runs / "second" / "checkpoint.pt")["agent"]
+    shutil.rmtree(runs / "first")  # not needed any more
+    run = train.Run(parse(["--name", "second", "--resume"], runs.parent))
+    run.close()
+    assert all(torch.equal(value, run.agent.state_dict()[name]) for name, value in own.items())
+
+
+def test_weights_of_other_sizes_are_refused_in_one_line(runs):
+    train.main(["--name", "a", *SMOKE, *TWO, "--final_episodes", "1"])
+    init = ["--init", str(runs / "a" / "best.pt")]
+    with pytest.raises(checkpoint.CheckpointError, match=r"other sizes .*other --tasks") as caught:
+        train.main(["--name", "b", *SMOKE, "--tasks", "RepeatFirstEasy", "--attempts", "1", *init])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_replay_of_longer_trajectories_is_refused_in_one_line(runs):
+    train.main(["--name", "a", *SMOKE, *TWO, "--final_episodes", "1"])
+    with pytest.raises(
+        ValueError, match="--segment_length was 200 and is now 20: the saved replay holds longer"
+    ):
+        train.main(["--name", "a", "--resume", "--segment_length", "20"])
 
 
 def test_a_name_in_use_is_refused(runs):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from envs import Actions, popgym_tasks
-from scores import RESULTS, add_attempts, format_table, load_bounds, mean_scores, score_rows
+from scores import RESULTS, add_attempts, format_table, load_bounds, mean_scores, mean_told, score_rows
 
 sys.path.insert(0, str(RESULTS))
 import popgym_bounds
@@ -74,3 +74,17 @@ def test_estimates_agree_with_a_fresh_measurement(task):
     assert abs(low.mean() - float(row["random_mean"])) < 5 * low.std() / 60**0.5
     high = popgym_bounds.play(make, popgym_bounds.ORACLES[popgym_bounds.task_family(task)], 20, seed=5)
     assert abs(high.mean() - float(row["best_mean"])) < 5 * high.std() / 20**0.5 + 1e-6
+
+
+def test_tasks_of_which_only_some_tell_their_success():
+    "All rows have all columns; means are over those that tell."
+    rows = score_rows({"silent": [1.0], "telling": [2.0]}, {})
+    rollouts = {
+        "silent": [{"attempt_returns": [1.0]}],
+        "telling": [{"attempt_returns": [2.0], "attempt_success": [1.0]}],
+    }
+    rows = add_attempts(rows, rollouts, 0)
+    assert list(rows[0]) == list(rows[1]) and rows[0]["success 1"] is None and rows[1]["success 1"] == 1.0
+    assert mean_told(rows, "success 1") == 1.0 and mean_told(rows[:1], "success 1") is None
+    table = format_table(rows).splitlines()
+    assert table[1].split()[-2:] == ["-", "-"] and table[-1].split()[-2:] == ["1.000", "1.000"]
