@@ -4,7 +4,7 @@ What     `MultiTaskEnv` draws a task at each reset and plays it for one rollout 
          observations and actions of all tasks are padded to the largest. `make_env` builds it by name
 Why      in-context meta-RL: the agent has to find out from what it sees which task it is in
 Paper    AMAGO-2 section 4 and appendix B; POPGym's one-shot rewards as in E-RL2 (Stadie et al.)
-Shapes   E environments, O features of an observation, A actions (discrete) or dimensions of one (continuous)
+Shapes   O features of an observation, A actions (discrete) or dimensions of one (continuous)
 Copy     this file and simulators.py; need numpy and gymnasium, and a benchmark's package to play it
 Try      python envs.py      and      python envs.py --list popgym
 
@@ -588,11 +588,6 @@ def choose_tasks(env: str, tasks: str | Sequence[str] | None, split: str = "trai
     if not chosen:
         raise ValueError(f"--tasks names no task  (python envs.py --list {env})")
     return chosen
-
-
-def task_names(env: str, split: str = "train") -> list[str]:
-    """Names of a benchmark's tasks, in its own order. ValueError for an unknown benchmark or split."""
-    return list(all_tasks(env, split))
 
 
 def held_out_tasks(env: str, tasks: str | Sequence[str] | None = None) -> list[str]:

@@ -55,10 +55,11 @@ def find_checkpoint(run: str) -> Path:
     path = Path(run)
     if path.is_file():
         return path
-    for name in ("best.pt", "checkpoint.pt"):
-        if (path / name).is_file():
-            return path / name
-    folder = path.parent if path.parent.is_dir() else Path("runs")
+    for folder in (path, Path("runs") / path):  # a run's name will do
+        for name in ("best.pt", "checkpoint.pt"):
+            if (folder / name).is_file():
+                return folder / name
+    folder = path.parent if path.parent.name else Path("runs")
     known = sorted(str(p.parent) for p in folder.glob("*/*.pt"))
     have = (
         f"there are: {', '.join(dict.fromkeys(known))}" if known else f"nothing to evaluate in {folder}/ yet"
@@ -104,7 +105,7 @@ def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 1
                     done = terminated or truncated
             if frames:
                 writer.write(np.stack(frames), duration=1000 / fps, loop=0)
-    except (ValueError, KeyboardInterrupt):
+    except BaseException:
         out.unlink(missing_ok=True)  # what was begun of it cannot be played
         raise
 

@@ -251,7 +251,14 @@ def plot_run(folder: str | Path, out: str | Path | None = None) -> Path:
     if success:
         axis = axes.pop(0)
         for name, (color, dash) in zip(success, STYLES):
-            axis.plot(*log[name], color=color, linestyle=dash, marker="o", markersize=3, label=name[13:-5])
+            axis.plot(
+                *log[name],
+                color=color,
+                linestyle=dash,
+                marker="o",
+                markersize=3,
+                label=name.removeprefix("eval/success ").removesuffix("_mean"),
+            )
         finish(axis, "success by attempt, evaluations", "share of rollouts")
     units = {
         "critic": "squared error (normalised)" if variant.endswith("_dep") else "nats",

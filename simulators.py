@@ -421,6 +421,7 @@ class AtariGame(gymnasium.Env):
         """Let go of the game."""
         if self._env is not None:
             self._env.close()
+            self._env = None
 
 
 def area_weights(size: int, smaller: int) -> tuple[np.ndarray, np.ndarray]:

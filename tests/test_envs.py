@@ -23,6 +23,7 @@ from envs import (
     SCALES,
     Actions,
     MultiTaskEnv,
+    all_tasks,
     attempt_limit,
     feature_count,
     flattener,
@@ -30,7 +31,6 @@ from envs import (
     make_env,
     popgym_tasks,
     task_family,
-    task_names,
 )
 from vector import InProcess, InWorkers, make_vector_env
 
@@ -383,7 +383,7 @@ def test_what_make_env_takes_for_granted():
     assert gym.attempts == 1 and gym.tasks == ["CartPole-v1", "Acrobot-v1"]
     assert gym.max_rollout_length == 500
     assert make_env("gym:CartPole-v1,Acrobot-v1", "Acrobot-v1").tasks == ["Acrobot-v1"]
-    assert task_names("popgym") == task_names("popgym", "test") == list(popgym_tasks())
+    assert list(all_tasks("popgym")) == list(all_tasks("popgym", "test")) == list(popgym_tasks())
     assert held_out_tasks("popgym") == []
 
 

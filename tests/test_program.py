@@ -269,6 +269,15 @@ def test_a_checkpoint_of_another_version_is_one_line(tmp_path):
         train.load(tmp_path)
 
 
+def test_a_runs_name_is_enough_to_evaluate_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / "checkpoint.pt").touch()
+    assert evaluate.find_checkpoint("a") == evaluate.find_checkpoint("runs/a") == Path("runs/a/checkpoint.pt")
+    with pytest.raises(ValueError, match="no checkpoint at b .there are: runs/a"):
+        evaluate.find_checkpoint("b")
+
+
 def test_evaluate_prints_a_table_and_writes_it(runs, capsys):
     train.main(["--name", "a", *SMOKE, *TWO])
     rows = evaluate.main([str(runs / "a"), "--episodes", "3", "--tasks", "MineSweeperEasy"])
