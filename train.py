@@ -47,7 +47,8 @@ ROOT = Path(__file__).resolve().parent
 def main(argv: list[str] | None = None) -> list[dict] | None:
     """Train as the command line `argv` says (default: the program's own).
 
-    Returns the last evaluation's table (rows of scores.py; None in all processes but the first). After Ctrl-C or SIGTERM it saves and exits.
+    Returns the last evaluation's table (rows of scores.py; None in all processes but the first). After Ctrl-C or
+    SIGTERM it saves and exits.
     """
     ranks.start()
     run = Run(ranks.of_first(lambda: parse(argv, ROOT)))
@@ -343,10 +344,9 @@ class Run:
         # Of several processes, each draws for itself, but for the weights that they start from.
         self.seed = np.random.SeedSequence([config.seed, ranks.rank()])
         self.rng = np.random.default_rng(self.seed)
-        gpu = config.device == "cuda" and ranks.count() > 1
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device()) if gpu else torch.device(config.device)
-        )
+        self.device = torch.device(config.device)
+        if self.device.type == "cuda" and ranks.count() > 1:
+            self.device = torch.device("cuda", torch.cuda.current_device())  # one for each process
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
         self.env = make_env(**env_arguments(config))  # never stepped: it knows tasks, layout and sizes
