@@ -107,9 +107,9 @@ def test_every_component_has_a_block():
 
 
 @pytest.fixture(scope="module")
-def runs(request, tmp_path_factory):
+def alone(request, tmp_path_factory):
     "Every block's run alone: {files: its result to come}, as many at once as there are cores."
-    asked = [item.callspec.params["names"] for item in request.session.items if "runs" in item.fixturenames]
+    asked = [item.callspec.params["names"] for item in request.session.items if "alone" in item.fixturenames]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         yield {names: pool.submit(run_block, names, tmp_path_factory.mktemp("empty")) for names in asked}
 
@@ -126,8 +126,8 @@ def run_block(names: str, folder: Path) -> tuple[subprocess.CompletedProcess, in
 
 
 @pytest.mark.parametrize("names", BLOCKS)
-def test_a_copied_file_runs_alone(names, runs):
-    done, lessons = runs[names].result()
+def test_a_copied_file_runs_alone(names, alone):
+    done, lessons = alone[names].result()
     assert done.returncode == 0, done.stderr
     *lessons_printed, printed = done.stdout.split("====\n")[1:]
     assert len(lessons_printed) == lessons and all(len(text.splitlines()) >= 3 for text in lessons_printed)
