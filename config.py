@@ -261,5 +261,5 @@ def check_device(device: str) -> None:
         raise ValueError(
             f"--device {device}, with {gpus} GPU(s) and {processes} process(es): say --device cuda"
         )
-    if device == "cuda" and processes > gpus:
+    if device == "cuda" and processes > max(1, gpus):
         raise ValueError(f"{processes} processes on {gpus} GPU(s): --nproc_per_node {gpus}, or --device cpu")

@@ -22,6 +22,7 @@ import envs
 import evaluate
 import plot
 import train
+import vector
 from config import parse, saved_config
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -365,7 +366,7 @@ def test_a_truncated_rollout_is_not_stored_as_terminated_and_keeps_its_last_obse
         envs.choose_tasks("popgym", "RepeatFirstEasy"), attempts=1, max_steps=20
     )
     monkeypatch.setattr(train, "make_env", make)
-    monkeypatch.setattr(envs, "make_env", make)
+    monkeypatch.setattr(vector, "make_env", make)
     run = train.Run(train.parse(["--name", "a", *SMOKE, *TWO, "--num_envs", "2"]))
     added = []
     run.replay.add = lambda obs, action, reward, terminated, *rest, image: added.append(
