@@ -17,6 +17,7 @@ import torch
 
 import checkpoint
 import train
+from config import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMES = ("minutes", "steps_per_second", "updates_per_second")
@@ -169,6 +170,16 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(saved_twice, w
     assert {
         checkpoint.load(saved_twice / name)["counters"]["steps"] for name in ("checkpoint.pt", "previous.pt")
     }
+
+
+def test_what_was_damaged_does_not_take_the_place_of_the_checkpoint_before(saved_twice):
+    "After the first save of a run that fell back, both files load: a crash right then costs no more."
+    damage(saved_twice / "checkpoint.pt")
+    run = train.Run(parse(["--name", "a", "--resume"], saved_twice.parent.parent))
+    run.save()
+    run.close()
+    for name in ("checkpoint.pt", "previous.pt"):
+        assert checkpoint.load(saved_twice / name)["counters"]["steps"] == 800
 
 
 def test_where_both_are_damaged_it_is_one_line(saved_twice):
