@@ -58,16 +58,8 @@ def main(argv=None) -> int:
     arguments = parser.parse_args(argv)
     moments = random.Random(arguments.seed)
     flags = ["--scale", "smoke", "--device", "cpu", "--tasks", "RepeatFirstEasy,MineSweeperEasy"]
-    flags += [
-        "--steps",
-        str(arguments.steps),
-        "--log_every",
-        "10",
-        "--eval_every",
-        "0.015",
-        "--eval_episodes",
-        "1",
-    ]
+    flags += ["--steps", str(arguments.steps), "--log_every", "10"]
+    flags += ["--eval_every", "0.1", "--eval_episodes", "1"]
     flags += ["--checkpoint_every", "0.015", "--final_episodes", "1"]
     with tempfile.TemporaryDirectory() as folder:
         folder, resumes, checkpointed, finished = Path(folder), 0, set(), 0
