@@ -96,11 +96,11 @@ def save(path, state: dict, previous=None) -> str:
     return hashed.hash.hexdigest()
 
 
-def load(path, sha256: str | None = None) -> dict:
+def load(path, sha256: str | None = None, keys: tuple[str, ...] = ()) -> dict:
     """Read what `save` wrote, all tensors on the CPU. Never runs code from the file.
 
     Raises CheckpointError, one line, where the file is missing, damaged, holds anything but plain data, or is
-    another one than that with the checksum `sha256`.
+    another one than that with the checksum `sha256`, or lacks one of `keys`.
     """
     path = Path(path)
     if not path.is_file():
@@ -121,7 +121,7 @@ def load(path, sha256: str | None = None) -> dict:
             raise CheckpointError(f"{path} is not the file that the checkpoint was saved with")
         file.seek(0)
         try:
-            return torch.load(file, map_location="cpu", weights_only=True)
+            state = torch.load(file, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
             # A good checksum says that the file is as it was written, not who wrote it. What is not plain
             # data is refused unread.
@@ -130,6 +130,12 @@ def load(path, sha256: str | None = None) -> dict:
                 f"{path} is not plain data, and was not opened: take a checkpoint that this program wrote "
                 f"({type(error).__name__}: {reason})"
             ) from error
+    lacking = [key for key in keys if not isinstance(state, dict) or key not in state]
+    if lacking:
+        raise CheckpointError(
+            f"{path} is not what is looked for: it has no {lacking[0]}. Take another checkpoint"
+        )
+    return state
 
 
 def _digest(file, size: int) -> bytes:

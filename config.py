@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import math
 import re
 import sys
 import time
@@ -149,6 +150,8 @@ def parse(argv: list[str] | None = None, root: Path = ROOT) -> Config:
             print(f"scale: {scale}, because {reason} (--scale paper, laptop or smoke overrides)")
         values = preset("gym" if env.startswith("gym:") else env, scale, known.variant or Config.variant)
         defaults = Config(**{"env": env, **values, "scale": scale})
+    if known.resume and known.env is None:
+        refuse_import(defaults.env, f"runs/{known.name} trains {defaults.env}", f"add --env {defaults.env}")
     config = tyro.cli(Config, args=argv, default=defaults)
     replacing = {"device": device, "scale": defaults.scale}
     if config.precision == "auto":
@@ -174,16 +177,37 @@ def saved_config(name: str | None, root: Path = ROOT) -> Config:
         )
     try:
         saved = json.loads(path.read_text())
+        if not isinstance(saved, dict):
+            raise TypeError("not a configuration")
         return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
-    except (json.JSONDecodeError, TypeError) as error:
+    except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
         raise ValueError(f"{path} is damaged, or of another version of this program: {error}") from error
 
 
 def check(config: Config, root: Path = ROOT) -> None:
-    "What is wrong with a configuration in itself, in one line."
-    c = config
-    if not c.resume and (root / "runs" / c.name / "config.json").exists():
+    "ValueError, one line, for a configuration that cannot be."
+    c, folder = config, root / "runs" / config.name
+    left = ("config.json", "checkpoint.pt", "previous.pt", "metrics.jsonl")
+    if not c.resume and any((folder / name).exists() for name in left):
         raise ValueError(f"runs/{c.name} exists: choose another --name, or add --resume to go on with it")
+    for field, value in dataclasses.asdict(c).items():
+        if any(
+            isinstance(v, float) and not math.isfinite(v)
+            for v in (value if isinstance(value, tuple) else (value,))
+        ):
+            raise ValueError(f"--{field} must be a finite number, got {value}")
+    at_least_1 = (
+        "steps num_envs batch_size context chunk segment_length action_samples steps_per_pass n_step layers"
+    )
+    at_least_1 += (
+        " heads critics encoder_hidden encoder_dim d_model d_ff bins epsilon_steps log_every eval_episodes"
+    )
+    for field in (at_least_1 + " final_episodes").split():
+        if getattr(c, field) < 1:
+            raise ValueError(f"--{field} must be at least 1, got {getattr(c, field)}")
+    for field in ("max_steps", "threads", "replay_steps", "replay_trajectories"):
+        if getattr(c, field) is not None and getattr(c, field) < 1:
+            raise ValueError(f"--{field} must be at least 1, or None, got {getattr(c, field)}")
     if (c.replay_steps is None) == (c.replay_trajectories is None):
         raise ValueError("give exactly one of --replay_trajectories and --replay_steps (the other as None)")
     held = (c.replay_trajectories or c.replay_steps // c.segment_length) // ranks.count()
@@ -194,30 +218,21 @@ def check(config: Config, root: Path = ROOT) -> None:
         )
     if c.d_model % c.heads:
         raise ValueError(f"--d_model {c.d_model} must be a multiple of --heads {c.heads}")
-    at_least_1 = (
-        "steps",
-        "num_envs",
-        "batch_size",
-        "context",
-        "chunk",
-        "segment_length",
-        "action_samples",
-        "steps_per_pass",
-    )
-    at_least_1 += (
-        "n_step",
-        "layers",
-        "heads",
-        "critics",
-        "encoder_hidden",
-        "encoder_dim",
-        "log_every",
-        "eval_episodes",
-        "final_episodes",
-    )
-    for field in at_least_1:
-        if getattr(c, field) < 1:
-            raise ValueError(f"--{field} must be at least 1, got {getattr(c, field)}")
+    for field in (
+        "grad_clip",
+        "reward_scale",
+        "replay_ram",
+        "worker_timeout",
+        "env_steps_per_update",
+    ):
+        if getattr(c, field) <= 0:
+            raise ValueError(f"--{field} must be above 0, got {getattr(c, field)}")
+    for field in ("eval_every", "checkpoint_every"):
+        if getattr(c, field) < 0.001:
+            raise ValueError(f"--{field} must be at least 0.001 minutes, got {getattr(c, field)}")
+    for field in ("learning_rate", "weight_decay", "critic_weight", "warmup_updates"):
+        if getattr(c, field) < 0:
+            raise ValueError(f"--{field} must be 0 or more, got {getattr(c, field)}")
     for field in ("tau", "epsilon_start", "epsilon_end", "prob_low", "prob_high"):
         if not 0 <= getattr(c, field) <= 1:
             raise ValueError(f"--{field} must lie between 0 and 1, got {getattr(c, field)}")
@@ -229,25 +244,33 @@ def check(config: Config, root: Path = ROOT) -> None:
         raise ValueError(f"--popart_beta must be above 0 and at most 1, got {c.popart_beta}")
     if not c.bin_low < c.bin_high:
         raise ValueError(f"--bin_low {c.bin_low} must lie below --bin_high {c.bin_high}")
-    for field in ("replay_ram", "eval_every", "checkpoint_every", "worker_timeout"):
-        if getattr(c, field) <= 0:
-            raise ValueError(f"--{field} must be above 0, got {getattr(c, field)}")
-    for field in ("max_steps", "threads"):
-        if getattr(c, field) is not None and getattr(c, field) < 1:
-            raise ValueError(f"--{field} must be at least 1, or None, got {getattr(c, field)}")
     if c.seed < 0:
         raise ValueError(f"--seed must be 0 or more, got {c.seed}")
     if not 0 <= c.dropout < 1:
         raise ValueError(f"--dropout must lie in [0, 1), got {c.dropout}")
-    if not c.hidden or (c.encoder == "impala" and not c.encoder_depths):
-        raise ValueError("--hidden and --encoder_depths take one or more widths")
+    if not c.prob_low < c.prob_high:
+        raise ValueError(f"--prob_low {c.prob_low} must lie below --prob_high {c.prob_high}")
+    if not c.hidden or not c.encoder_depths or min(*c.hidden, *c.encoder_depths) < 1:
+        raise ValueError("--hidden and --encoder_depths take one or more widths of at least 1")
     if c.minutes is not None and c.minutes <= 0:
         raise ValueError(f"--minutes must be above 0, got {c.minutes}")
     if c.name != Path(c.name).name or c.name in (".", ".."):
         raise ValueError(f"--name is a folder's name under runs/, without slashes, got {c.name}")
-    if c.env_steps_per_update <= 0:
-        raise ValueError(f"--env_steps_per_update must be above 0, got {c.env_steps_per_update}")
     check_device(c.device)
+
+
+def refuse_import(env: str, where: str, remedy: str) -> None:
+    """ValueError, one line, if `env`, read from a file, names a module that would be imported, and run.
+
+    Gymnasium imports what stands before the colon of an id like my_envs:Echo-v0. Typed by the user that is
+    wanted; in a file from someone else it would be a way to run code.
+    """
+    modules = [name.strip().partition(":")[0] for name in env.removeprefix("gym:").split(",") if ":" in name]
+    foreign = [module for module in modules if module not in sys.modules]
+    if env.startswith("gym:") and foreign:
+        raise ValueError(
+            f"{where}, which would import and run the module {foreign[0]}: if you trust it, {remedy}"
+        )
 
 
 def check_device(device: str) -> None:

@@ -293,7 +293,7 @@ class MultiTaskEnv(gymnasium.Env):
         try:
             frame, reward, terminated, truncated, own_info = self._envs[task].step(actions.to_task(executed))
             own_reward, over, success = float(reward), bool(terminated or truncated), own_info.get("success")
-        except Exception as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             raise self._fault(f"raised {type(error).__name__}: {first_line(error)}") from error
         counts = self._attempt >= self.free_attempts
         reward = own_reward * self._factor[task]
@@ -340,7 +340,7 @@ class MultiTaskEnv(gymnasium.Env):
             self._seed = int(self.np_random.integers(2**31 - 1))
         try:
             return self._envs[self._task].reset(seed=self._seed)[0]
-        except Exception as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             raise self._fault(f"raised {type(error).__name__}: {first_line(error)}") from error
 
     def _see(self, frame, reward: float, attempt_start: bool, valid: bool, action=None):
@@ -352,7 +352,7 @@ class MultiTaskEnv(gymnasium.Env):
                 image = np.asarray(frame).astype(np.uint8, casting="safe")  # a copy
             else:
                 self._write[self._task](frame, vector)
-        except Exception as error:
+        except (Exception, SystemExit, GeneratorExit) as error:
             raise self._fault(f"returned an observation unlike its space: {first_line(error)}") from error
         at, flag = self._first_action, self._first_flag
         if action is None:
@@ -690,6 +690,7 @@ if __name__ == "__main__":
     listed = parser.parse_args().list
     try:
         for env in (listed or BENCHMARKS) if listed is not None else ():
+            print(f"\n{env}:" if len(listed) != 1 else "", end="\n" if len(listed) != 1 else "")
             print_list(env)
         if listed is None:
             example()

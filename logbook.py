@@ -27,6 +27,11 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 
 class Logbook:
     """Opens (or, to resume, continues) the folder of a run.
@@ -58,7 +63,11 @@ class Logbook:
         self.started, self.shown_at = time.monotonic(), -float("inf")
         self.first_progress = None
         self.last_done = {}
-        self.handlers = {s: signal.signal(s, self._on_signal) for s in (signal.SIGINT, signal.SIGTERM)}
+        asked = [signal.SIGINT, signal.SIGTERM]
+        # A connection that broke off; under nohup it is ignored, and stays so.
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            asked.append(signal.SIGHUP)
+        self.handlers = {s: signal.signal(s, self._on_signal) for s in asked}
 
     def _open(self, config, versions, resume) -> None:
         "Make the folder, cut back the log of a resumed run, and open it."
@@ -68,13 +77,21 @@ class Logbook:
             # Of a log that is shorter than it was, whole lines alone.
             kept, _, _ = path.read_bytes()[: resume[0]].rpartition(b"\n")
             replace(path, kept + b"\n" if kept else b"")
-        for name, content in (("config", config), ("versions", versions)):
-            replace(self.folder / f"{name}.json", json.dumps(content, indent=1).encode() + b"\n")
+        # A resumed run that fails at once leaves the old ones as they were.
+        self.unwritten = {"config": config, "versions": versions}
+        if resume is None:
+            self._describe()
         # Unbuffered: a row is in the file once it is written, and nothing is left to write where a disk is full.
         self.file = path.open("ab", buffering=0)
         after = None if resume is None else resume[1] + 1  # TensorBoard forgets what it has from here on
         self.board = SummaryWriter(self.folder / "tensorboard", purge_step=after)
         self.bar = tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar:12}| {desc}", dynamic_ncols=True)
+
+    def _describe(self) -> None:
+        "Write what is not written yet of configuration and versions."
+        for name, content in self.unwritten.items():
+            replace(self.folder / f"{name}.json", json.dumps(content, indent=1).encode() + b"\n")
+        self.unwritten = {}
 
     def _on_signal(self, number, frame) -> None:
         "Stop after the present step; the same signal once more stops at once."
@@ -120,7 +137,8 @@ class Logbook:
         done, spent = progress - self.first_progress, (now - self.started) / 60
         left = f"{spent * (1 - progress) / done:.1f}" if done > 0 else "?"
         self.bar.n = progress
-        self.bar.set_description_str(f"{left} min left, {text()}")
+        with contextlib.suppress(OSError):  # who watched the bar has gone; the run goes on
+            self.bar.set_description_str(f"{left} min left, {text()}")
 
     def say(self, text: str) -> None:
         """A line of text above the bar."""
@@ -146,6 +164,7 @@ class Logbook:
         """Bytes of the log so far, which are on the disk when this returns: for the checkpoint."""
         if self.silent:
             return 0
+        self._describe()
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
 
@@ -155,6 +174,7 @@ class Logbook:
             for number, handler in self.handlers.items():
                 closing.callback(signal.signal, number, handler)
             if not self.silent:
+                closing.enter_context(contextlib.suppress(BrokenPipeError))
                 closing.callback(self.bar.close)
                 closing.callback(self.file.close)
                 closing.callback(self._close_board)
@@ -170,6 +190,29 @@ class Logbook:
 # What a result may depend on; a benchmark's package is missing where it cannot be installed.
 PACKAGES = ("torch", "numpy", "gymnasium", "zstandard")
 PACKAGES += ("popgym", "metaworld", "mujoco", "procgen-mirror", "ale-py", "minigrid")
+
+
+def hold(folder: Path):
+    """Hold a run's folder for this process: the open file `lock` in it, to be closed at the end.
+
+    ValueError, one line, where another process holds it: two that train one run would destroy it. A process that
+    ends in any way lets go. Without locks (Windows) nothing is held.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "lock").open("a+")
+    if fcntl is not None:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.seek(0)
+            raise ValueError(
+                f"runs/{folder.name} is being trained by another process (number {file.read().strip() or 'unknown'}): "
+                "wait for its end, or end it, or choose another --name"
+            ) from error
+    file.truncate(0)
+    file.write(str(os.getpid()))
+    file.flush()
+    return file
 
 
 def replace(path: Path, content: bytes) -> None:

@@ -14,6 +14,7 @@ Notes    A simulator cannot be saved as plain data. Saved are the state from whi
 """
 
 import dataclasses
+import functools
 import os
 from collections import defaultdict
 
@@ -23,6 +24,7 @@ import checkpoint
 import ranks
 from lanes import parts
 
+KEYS = ("config", "agent", "optimizer", "schedule", "counters", "log", "processes")  # of checkpoint.pt
 PART = 500  # trajectories in one file of the replay, at most: what is copied at a time stays small
 # Fields that decide the shapes of weights, or what they mean: a checkpoint only fits where they agree.
 MODEL_FIELDS = (
@@ -86,7 +88,7 @@ def restore(run) -> tuple[dict | None, dict]:
     for path in paths:
         if error:
             print(f"{error}. Going on from the checkpoint before it, {before}")
-        state, error = in_all(checkpoint.load, path)
+        state, error = in_all(functools.partial(checkpoint.load, keys=KEYS), path)
         if not error:
             check(run, state, path)
             own, error = in_all(load_own, run, state)
@@ -99,6 +101,7 @@ def restore(run) -> tuple[dict | None, dict]:
     checkpoint.fill(run.agent, state["agent"])
     run.optimizer.load_state_dict(state["optimizer"])
     run.schedule.load_state_dict(state["schedule"])
+    set_rates(run.optimizer, run.schedule, run.config)
     for name, value in state["counters"].items():
         setattr(run, name, value)
     print(f"resuming runs/{run.config.name} at env step {run.steps:,}, update {run.updates:,}")
@@ -108,6 +111,14 @@ def restore(run) -> tuple[dict | None, dict]:
     if changed:
         print(f"{', '.join(changed)} changed: rollouts begin anew")
     return None if changed else own, log
+
+
+def set_rates(optimizer, schedule, config) -> None:
+    "What the command line says now of learning rate and weight decay; loaded states bring the old ones back."
+    schedule.base_lrs = [config.learning_rate] * len(schedule.base_lrs)
+    for group, factor in zip(optimizer.param_groups, schedule.lr_lambdas):
+        group["initial_lr"], group["weight_decay"] = config.learning_rate, config.weight_decay
+        group["lr"] = config.learning_rate * factor(schedule.last_epoch)
 
 
 def in_all(read, *arguments):

@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import errno
 import functools
+import os
 import sys
 import time
 from collections import defaultdict, deque
@@ -27,13 +28,13 @@ import checkpoint
 import ranks
 import resuming
 from agent import Agent, Policy, losses, next_values
-from config import Config, parse
+from config import Config, parse, refuse_import
 from critics import move_target, n_step_target
 from encoders import random_shift
 from envs import make_env, task_family
 from frames import FramesFull
 from lanes import Lanes, parts
-from logbook import Logbook, describe_versions
+from logbook import Logbook, describe_versions, hold
 from scores import add_attempts, format_table, load_bounds, mean_scores, mean_told, score_rows
 from vector import make_vector_env
 from wiring import env_arguments, evaluation_arguments, in_processes, make_replay, observation_parts, sizes
@@ -337,7 +338,7 @@ class Run:
     """What a run holds while it lasts: its parts, its counters, and how it is logged, saved and resumed."""
 
     def __init__(self, config: Config):
-        self.config, self.folder = config, ROOT / "runs" / config.name
+        self.config, self.folder, self.parent = config, ROOT / "runs" / config.name, os.getppid()
         torch.manual_seed(config.seed)
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -351,6 +352,8 @@ class Run:
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
         self.env = make_env(**env_arguments(config))  # never stepped: it knows tasks, layout and sizes
         self.previous_action = self.env.layout["previous_action"]
+        if config.augment and self.env.image_shape is None:
+            raise ValueError(f"--augment shifts images, and --env {config.env} has none: leave it out")
         frames = f"frames-{ranks.rank()}" if ranks.rank() else "frames"
         replay_seed, policy_seed, env_seed = self.seed.generate_state(3).tolist()
         self.replay = make_replay(config, self.env, self.folder / frames, self.device, replay_seed)
@@ -366,6 +369,8 @@ class Run:
         self.last_returns = defaultdict(lambda: deque(maxlen=20))
         # Files of the replay so far, and all those of the last checkpoint.
         self.replay_parts, self.parts_before = [], []
+        if not ranks.rank():
+            self.lock = hold(self.folder)
         own, resumed = resuming.restore(self) if config.resume else (None, {})
         if config.init and not config.resume:
             load_weights(self.agent, config)
@@ -402,19 +407,22 @@ class Run:
     def next_step(self) -> str:
         "What to do next: stop, evaluate, save, update or collect. Several processes all do the same."
         c, log = self.config, self.log
+        if ranks.count() > 1 and os.getppid() != self.parent:
+            raise ValueError("torchrun has ended: this process ends, too, so that the run can be resumed")
         log.show(self.steps, self.standing)
         decided = [0.0, 0.0, 0.0]
         if not ranks.rank():
             # Updates that are owed for the last steps are made before a run ends, so that it can be gone on with.
             over = log.progress(self.steps) >= 1 and self.updates_owed < 1
-            decided = [over, log.due("evaluate", c.eval_every), log.due("save", c.checkpoint_every)]
+            # A checkpoint first: an evaluation steps simulators in this process, and may take it down.
+            decided = [over, log.due("save", c.checkpoint_every), log.due("evaluate", c.eval_every)]
         # Learning starts once every process's replay holds a batch of segments.
         waiting = self.replay.num_trajectories < c.batch_size
         signal_, waiting, *decided = ranks.largest([log.stop_signal or 0, waiting, *decided])
         # A signal that has come meanwhile stays, for the next time that all are asked.
         log.stop_signal = log.stop_signal or int(signal_) or None
         self.learning = not waiting
-        for step, yes in zip(("stop", "evaluate", "save"), (decided[0] or signal_, *decided[1:])):
+        for step, yes in zip(("stop", "save", "evaluate"), (decided[0] or signal_, *decided[1:])):
             if yes:
                 return step
         return "update" if self.updates_owed >= 1 else "collect"
@@ -546,9 +554,13 @@ class Run:
         "The last evaluation, its table and the curves; only a checkpoint if the run was interrupted."
         self.save()
         (stopped,) = ranks.largest([self.log.stop_signal or 0])
+        alone = ranks.count() == 1
+        program = (
+            "python train.py" if alone else f"torchrun --nproc_per_node {ranks.on_this_machine()} train.py"
+        )
         if stopped:
             self.log.say(
-                f"saved at env step {self.steps:,}. Go on with:  python train.py --name {self.config.name} --resume"
+                f"saved at env step {self.steps:,}. Go on with:  {program} --name {self.config.name} --resume"
             )
             sys.exit(128 + int(stopped))  # the shell's convention
         self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
@@ -575,6 +587,8 @@ class Run:
                 closing.callback(self.replay.frames.close)
             closing.callback(self.envs.close)
             closing.callback(self.log.close)
+            if not ranks.rank():
+                closing.callback(self.lock.close)
 
 
 def explained(error: Exception, run: "Run") -> Exception | None:
@@ -615,7 +629,7 @@ def not_finite(agent: Agent, metrics: dict[str, Tensor]) -> str:
 
 def load_weights(agent: Agent, config: Config) -> None:
     "Weights of another run's checkpoint, --init."
-    state = checkpoint.load(config.init)
+    state = checkpoint.load(config.init, keys=("config", "agent"))
     shapes = [f for f in resuming.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
     checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
     checkpoint.fill(agent, state["agent"])
@@ -628,12 +642,13 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
     missing or damaged file. Loading never runs code from the file.
     """
     path = Path(path)
-    state = checkpoint.load(path / "best.pt" if path.is_dir() else path)
+    state = checkpoint.load(path / "best.pt" if path.is_dir() else path, keys=("config", "agent"))
     saved = {k: tuple(v) if isinstance(v, list) else v for k, v in state["config"].items()}
     try:
         config = Config(**saved)
     except TypeError as error:
         raise checkpoint.CheckpointError(f"{path} is of another version of this program: {error}") from error
+    refuse_import(config.env, f"{path} plays {config.env}", "import that module first")
     agent = Agent(config, *sizes(make_env(**env_arguments(config))))
     checkpoint.fill(agent, state["agent"])
     return Policy(agent.to(device).eval(), config, num_envs, seed, greedy)

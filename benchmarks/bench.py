@@ -60,6 +60,7 @@ def main(argv=None) -> list[dict]:
     arguments = parser.parse_args(argv)
     if arguments.quick and arguments.output == ROOT / "results" / "bench.csv":
         arguments.output = ROOT / "results" / "bench_quick.csv"  # not the numbers that the README cites
+    partial = arguments.output.with_suffix(".partial")
     versions = describe_versions(ROOT)
     machine = f"{processor()}, {versions['machine']}, {available_memory() / 1e9:.0f} GB of memory free"
     table = []
@@ -67,11 +68,13 @@ def main(argv=None) -> list[dict]:
         name = part.split(",")[0]
         print(f"\n{part}: python benchmarks/{name}.py {' '.join(flags)}", flush=True)
         table += [{**row, "benchmark": part} for row in load(name).main(flags)]
-        with arguments.output.open("w", newline="") as file:  # after each part: an interruption loses one
+        # After each part, so that an interruption loses one; in the place of the last numbers at the end.
+        with partial.open("w", newline="") as file:
             file.write(f"# {machine}; torch {versions['torch']}; commit {versions['commit']}\n")
             writer = csv.DictWriter(file, FIELDS)
             writer.writeheader()
             writer.writerows(table)
+    partial.replace(arguments.output)
     print(f"written: {arguments.output}")
     return table
 

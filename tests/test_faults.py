@@ -147,6 +147,8 @@ class Misbehaves(gymnasium.Env):
         if self.t == 7:
             if self.fault == "raises":
                 raise KeyError("no such goal")
+            if self.fault == "exits":
+                raise SystemExit(0)
             reward = {"NaN reward": np.nan, "huge reward": 1e38}.get(self.fault, reward)
             obs = {"infinite observation": obs / np.float32(0), "NaN observation": obs * np.nan}.get(
                 self.fault, obs
@@ -355,3 +357,26 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_its_rollout_counted(tmp_pat
     finally:
         process.kill()
     assert checkpoint.load(folder / "checkpoint.pt")["counters"]["lost"] == 2
+
+
+def test_two_processes_do_not_train_one_run(tmp_path):
+    "The second is refused in one line, with the first one's number; the first goes on."
+    process = started(tmp_path, ["--steps", "10000000"])
+    code = (
+        f"import pathlib, sys, train; train.ROOT = pathlib.Path({str(tmp_path)!r}); train.main(sys.argv[1:])"
+    )
+    command = [sys.executable, "-c", code, "--name", "a", "--resume"]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert f"is being trained by another process (number {process.pid})" in done.stderr
+        assert process.poll() is None
+        process.send_signal(signal.SIGHUP)  # as when a connection breaks off: saved, like the others
+        assert process.wait(10) == 128 + signal.SIGHUP
+    finally:
+        process.kill()
+    assert checkpoint.load(tmp_path / "runs" / "a" / "checkpoint.pt")["counters"]["updates"] > 0
+
+
+def test_an_environment_that_ends_the_program_is_named_too(runs, misbehaving):
+    with pytest.raises(ValueError, match="Misbehaves-v0.*SystemExit"):
+        train.main(["--name", "a", "--env", misbehaving("exits"), *SMOKE, "--steps", "600"])

@@ -260,6 +260,50 @@ def test_a_checkpoint_writes_only_what_is_new_and_refers_to_nothing_newer(runs, 
     assert kept[-1] <= kept[len(kept) // 2] + 2
 
 
+def test_another_learning_rate_counts_from_the_resume_on(saved_twice):
+    "Loaded states bring the old one back; what the command line says holds."
+    flags = ["--learning_rate", "0.002", "--weight_decay", "0.5", "--log_every", "1"]
+    train.main(["--name", "a", "--resume", "--steps", "1600", *flags])
+    state = checkpoint.load(saved_twice / "checkpoint.pt")
+    (group,) = state["optimizer"]["param_groups"]
+    assert (group["lr"], group["weight_decay"]) == (0.002, 0.5) and state["schedule"]["base_lrs"] == [0.002]
+    assert training_rows(saved_twice)[-1]["learning_rate"] == 0.002
+
+
+def test_a_resume_that_fails_leaves_the_configuration_as_it_was(saved_twice):
+    before = (saved_twice / "config.json").read_text()
+    with pytest.raises(ValueError, match="--augment shifts images"):
+        train.main(["--name", "a", "--resume", "--augment"])
+    assert (saved_twice / "config.json").read_text() == before
+
+
+def test_a_run_or_checkpoint_that_names_a_module_does_not_import_it(saved_twice, tmp_path, monkeypatch):
+    "Gymnasium imports what stands before an id's colon: typed by the user that is wanted, from a file it is not."
+    (tmp_path / "stranger.py").write_text("raise SystemExit('code ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    state = checkpoint.load(saved_twice / "best.pt")
+    state["config"] |= {"env": "gym:CartPole-v1,stranger:CartPole-v1", "tasks": None}
+    checkpoint.save(saved_twice / "best.pt", state)
+    with pytest.raises(ValueError, match="would import and run the module stranger: if you trust it, import"):
+        train.load(saved_twice)
+    config = json.loads((saved_twice / "config.json").read_text()) | {"env": "gym:stranger:CartPole-v1"}
+    (saved_twice / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ValueError, match="module stranger: if you trust it, add --env gym:stranger:CartPole-v1"
+    ):
+        train.main(["--name", "a", "--resume"])
+
+
+def test_another_kind_of_file_in_its_place_is_told_and_the_checkpoint_before_taken(saved_twice, capsys):
+    shutil.copy(saved_twice / "best.pt", saved_twice / "checkpoint.pt")
+    capsys.readouterr()
+    train.main(["--name", "a", "--resume", "--steps", "1300"])
+    assert "it has no optimizer" in capsys.readouterr().out
+    part = next((saved_twice / "parts").glob("rank-*.pt"))
+    with pytest.raises(checkpoint.CheckpointError, match="it has no config"):
+        train.load(part)
+
+
 def test_another_number_of_environments_begins_rollouts_anew(runs, capsys):
     flags = [*SMOKE, "--tasks", "RepeatFirstEasy", "--attempts", "1"]
     train.main(["--name", "a", *flags, "--steps", "600"])
