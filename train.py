@@ -369,8 +369,7 @@ class Run:
         self.last_returns = defaultdict(lambda: deque(maxlen=20))
         # Files of the replay so far, and all those of the last checkpoint.
         self.replay_parts, self.parts_before = [], []
-        if not ranks.rank():
-            self.lock = hold(self.folder)
+        self.lock = None if ranks.rank() else hold(self.folder)
         own, resumed = resuming.restore(self) if config.resume else (None, {})
         if config.init and not config.resume:
             load_weights(self.agent, config)
@@ -587,7 +586,7 @@ class Run:
                 closing.callback(self.replay.frames.close)
             closing.callback(self.envs.close)
             closing.callback(self.log.close)
-            if not ranks.rank():
+            if self.lock is not None:
                 closing.callback(self.lock.close)
 
 

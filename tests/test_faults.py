@@ -295,6 +295,7 @@ def started(tmp_path, flags):
     code = f"""
 import pathlib, signal, sys, train
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever these tests themselves were started by
 train.ROOT = pathlib.Path({str(tmp_path)!r})
 try:
     train.main(sys.argv[1:])
