@@ -115,11 +115,12 @@ def test_what_a_task_raises_is_one_line_with_task_and_step(error):
         assert caught.value.__cause__ is error
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
-def test_interrupts_pass_through(interrupt):
+def test_interrupts_pass_through_and_a_task_that_exits_does_not_end_the_program():
     for step in (0, 1):
-        with pytest.raises(interrupt):
-            play(bad(raising(interrupt()), (2, step)))
+        with pytest.raises(KeyboardInterrupt):
+            play(bad(raising(KeyboardInterrupt()), (2, step)))
+        with pytest.raises(ValueError, match="raised SystemExit"):
+            play(bad(raising(SystemExit(0)), (2, step)))
 
 
 @pytest.mark.parametrize("task", [Spoilt, SpoiltImage, SpoiltCards])
