@@ -1,8 +1,8 @@
 r"""The agent put together: its networks, the losses of the four variants, and how it acts.
 
 What     `Agent` holds everything that has weights; `VARIANTS` says what of the update each variant takes;
-         `next_values` and `losses` are what an update (train.py) is made of; `Policy` plays, one observation at a time, with a
-         memory of its own for each environment
+         `next_values` and `losses` are what an update (train.py) is made of; `Policy` plays, one observation
+         at a time, with a memory of its own for each environment
 Why      the components know nothing of one another: here is where they meet, and the only place
 Paper    AMAGO-2 section 3, Figure 2, equations 1 to 4
 Shapes   B batch, T time, S states: flattened valid (b, t), a chunk of them at a time; O observation;

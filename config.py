@@ -35,9 +35,8 @@ class Config:
     # ---- what to train on
     env: str = "popgym"  # benchmark, or gym:ID[,ID...] for any Gymnasium ids
     tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default all
-    attempts: int = (
-        2  # plays of a task in a rollout; POPGym, gym: only the last counts, elsewhere all | section 4
-    )
+    # plays of a task in a rollout; POPGym, gym: only the last counts, elsewhere all | section 4
+    attempts: int = 2
     max_steps: int | None = None  # cap on a rollout, env steps, below the benchmark's own
     clip_rewards: bool = False  # to [-1, 1] while training | section 4: unclipped
     store_executed: bool = False  # store the valid action carried out, not the one chosen | DEVIATION
@@ -58,9 +57,8 @@ class Config:
     num_envs: int = 24  # environments stepped together | our choice
     # step environments in worker processes, one each; auto: where a simulator is slow and there are cores
     workers: Literal["auto", "processes", "none"] = "auto"
-    worker_timeout: float = (
-        300.0  # seconds after which a worker that does not answer is replaced | our choice
-    )
+    # seconds after which a worker that does not answer is replaced | our choice
+    worker_timeout: float = 300.0
     env_steps_per_update: float = 12.0  # env steps collected for each gradient step | authors' script
     epsilon_start: float = 1.0  # share of random actions at the start | authors' script
     epsilon_end: float = 0.05  # and at the end of the schedule | authors' script

@@ -23,7 +23,10 @@ from torch import Tensor
 
 
 def start() -> None:
-    """Join the processes that torchrun has started, if it has. All but the first one print nothing to stdout from now on."""
+    """Join the processes that torchrun has started, if it has.
+
+    All but the first one print nothing to stdout from now on.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         return
     on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])

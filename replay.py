@@ -146,16 +146,6 @@ class Replay:
         return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in layout.values())
 
     @property
-    def nbytes(self) -> int:
-        """Bytes reserved: what `memory_bytes` foretold."""
-        return sum(array.nbytes for array in self._store.values())
-
-    @property
-    def num_trajectories(self) -> int:
-        """Trajectories held now; also `len(replay)`."""
-        return self._count
-
-    @property
     def num_steps(self) -> int:
         """Env steps held now."""
         return self._steps
@@ -171,6 +161,7 @@ class Replay:
         return self._added
 
     def __len__(self) -> int:
+        "Trajectories held now."
         return self._count
 
     # ------------------------------------------------------------------------------------------ in
@@ -334,22 +325,21 @@ class Replay:
 
     # ----------------------------------------------------------------------------------------- out
 
-    def sample(self, batch: int, context: int, generator: np.random.Generator | None = None) -> Batch:
+    def sample(self, batch: int, context: int) -> Batch:
         """Draw `batch` windows of at most `context` steps; returns a `Batch`.
 
         Uniform over trajectories, with replacement. One of at most `context` steps comes whole, of a longer
-        one a window whose start is uniform over all that leave `context` steps. `generator` replaces the
-        replay's own. Raises ValueError if the replay is empty or a number is below 1.
+        one a window whose start is uniform over all that leave `context` steps. Raises ValueError if the
+        replay is empty or a number is below 1.
         """
         if not self._count:
             raise ValueError("the replay is empty: add at least one trajectory before sampling")
         if batch < 1 or context < 1:
             raise ValueError(f"batch and context must be at least 1, got {batch} and {context}")
-        rng = self._rng if generator is None else generator
-        slot_B = (self._oldest + rng.integers(self._count, size=batch)) % len(self._first_M)
+        slot_B = (self._oldest + self._rng.integers(self._count, size=batch)) % len(self._first_M)
         length_B = self._length_M[slot_B]
         window_B = np.minimum(length_B, context)
-        offset_B = rng.integers(length_B - window_B + 1)
+        offset_B = self._rng.integers(length_B - window_B + 1)
         return self._gather(slot_B, offset_B, window_B)
 
     def _gather(self, slot_B: np.ndarray, offset_B: np.ndarray, window_B: np.ndarray) -> Batch:

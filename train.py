@@ -416,7 +416,7 @@ class Run:
             # A checkpoint first: an evaluation steps simulators in this process, and may take it down.
             decided = [over, log.due("save", c.checkpoint_every), log.due("evaluate", c.eval_every)]
         # Learning starts once every process's replay holds a batch of segments.
-        waiting = self.replay.num_trajectories < c.batch_size
+        waiting = len(self.replay) < c.batch_size
         signal_, waiting, *decided = ranks.largest([log.stop_signal or 0, waiting, *decided])
         # A signal that has come meanwhile stays, for the next time that all are asked.
         log.stop_signal = log.stop_signal or int(signal_) or None
@@ -534,11 +534,11 @@ class Run:
             "updates",
             "rollouts",
             "lost",
+            "saves",
             "updates_owed",
             "best",
             "skipped",
             "first_bad",
-            "saves",
         )
         return {
             "config": dataclasses.asdict(self.config),
@@ -547,20 +547,20 @@ class Run:
         }
 
     def save(self) -> None:
+        "A checkpoint of everything."
         resuming.save(self)
+
+    def again(self) -> str:
+        "The command that goes on with this run."
+        several = f"torchrun --nproc_per_node {ranks.on_this_machine()} train.py"
+        return f"{'python train.py' if ranks.count() == 1 else several} --name {self.config.name} --resume"
 
     def finish(self) -> list[dict] | None:
         "The last evaluation, its table and the curves; only a checkpoint if the run was interrupted."
         self.save()
         (stopped,) = ranks.largest([self.log.stop_signal or 0])
-        alone = ranks.count() == 1
-        program = (
-            "python train.py" if alone else f"torchrun --nproc_per_node {ranks.on_this_machine()} train.py"
-        )
         if stopped:
-            self.log.say(
-                f"saved at env step {self.steps:,}. Go on with:  {program} --name {self.config.name} --resume"
-            )
+            self.log.say(f"saved at env step {self.steps:,}. Go on with:  {self.again()}")
             sys.exit(128 + int(stopped))  # the shell's convention
         self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
         rows = self.evaluate(self.config.final_episodes)
@@ -595,9 +595,10 @@ def explained(error: Exception, run: "Run") -> Exception | None:
     c, memory = run.config, ("out of memory", "allocate memory", "DefaultCPUAllocator")
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     if full and not isinstance(error, FramesFull):
+        there = (run.folder / "checkpoint.pt").exists()
+        rest = f"The last checkpoint stands:  {run.again()}" if there else "There is no checkpoint yet"
         return OSError(
-            f"a file of {run.folder} could not be written ({error}): free some space there. The last checkpoint "
-            f"stands:  python train.py --name {c.name} --resume"
+            f"a file of {run.folder} could not be written ({error}): free some space there. {rest}"
         )
     no_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
     if no_memory or any(words in str(error) for words in memory):

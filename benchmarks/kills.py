@@ -51,9 +51,9 @@ def main(argv=None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--steps", type=int, default=60_000, help="env steps of the run")
+    parser.add_argument("--steps", type=int, default=250_000, help="env steps of the run")
     parser.add_argument(
-        "--longest", type=float, default=6.0, help="seconds from a run's first row to its end"
+        "--longest", type=float, default=3.0, help="seconds from a run's first row to its end"
     )
     arguments = parser.parse_args(argv)
     moments = random.Random(arguments.seed)

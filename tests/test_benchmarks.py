@@ -21,10 +21,7 @@ BENCHMARKS = {"metaworld": 45, "babyai": 50, "procgen-easy": 5, "procgen-easy-re
 BENCHMARKS |= {"procgen-memory-hard": 16, "atari": 10}
 
 
-@pytest.fixture(autouse=True)
-def runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(train, "ROOT", tmp_path)
-    return tmp_path / "runs"
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 def rows_of(folder):

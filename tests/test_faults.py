@@ -25,11 +25,7 @@ SMOKE += ["--final_episodes", "1"]
 TWO = ["--tasks", "RepeatFirstEasy,MineSweeperEasy", "--attempts", "1"]
 
 
-@pytest.fixture(autouse=True)
-def runs(tmp_path, monkeypatch):
-    "Runs of the tests go to a folder of their own."
-    monkeypatch.setattr(train, "ROOT", tmp_path)
-    return tmp_path / "runs"
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 def children(pid: int) -> list[int]:

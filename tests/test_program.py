@@ -30,11 +30,7 @@ SMOKE = ["--scale", "smoke", "--steps", "1500", "--device", "cpu"]
 TWO = ["--tasks", "RepeatFirstEasy,MineSweeperEasy", "--attempts", "1"]
 
 
-@pytest.fixture(autouse=True)
-def runs(tmp_path, monkeypatch):
-    "Runs of the tests go to a folder of their own."
-    monkeypatch.setattr(train, "ROOT", tmp_path)
-    return tmp_path / "runs"
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 def rows_of(folder):

@@ -106,6 +106,10 @@ def test_the_environment_of_ones_own_trains(tmp_path, monkeypatch):
     assert len([line for line in block.splitlines() if line.strip()]) <= 25
     try:
         exec(block.replace('"--minutes", "3"', SMOKE), {})  # noqa: S102 - as written, but for its length
+        gymnasium.registry.pop("Echo-v0")
+        more = '"--resume", "--steps", "900", "--final_episodes", "1"'
+        exec(block.replace('"--minutes", "3"', more), {})  # noqa: S102 - and gone on with
+        assert train.load(tmp_path / "runs" / "echo").make_env().tasks == ["Echo-v0"]
     finally:
         gymnasium.registry.pop("Echo-v0", None)
     assert (tmp_path / "runs" / "echo" / "table.txt").read_text().startswith("task")

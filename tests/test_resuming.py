@@ -26,11 +26,7 @@ BY_STEPS = ["--device", "cpu", "--eval_every", "1000", "--checkpoint_every", "10
 SMOKE = ["--scale", "smoke", *BY_STEPS]
 
 
-@pytest.fixture(autouse=True)
-def runs(tmp_path, monkeypatch):
-    "Runs of the tests go to a folder of their own."
-    monkeypatch.setattr(train, "ROOT", tmp_path)
-    return tmp_path / "runs"
+pytestmark = pytest.mark.usefixtures("runs")
 
 
 def training_rows(folder):
