@@ -30,13 +30,13 @@ from torch.func import functional_call
 from critics import ActionCritics, AllActionCritics, draw_subset, take_subset
 from crr_actor import ActorHead, Categorical, TanhGaussian, advantage, crr_loss, value_loss
 from encoders import FeedForwardEncoder, GridLanguageEncoder, PixelEncoder
-from envs import make_env
-from lanes import parts
 from popart import PopArt
-from simulators import BABYAI_VOCABULARY
+from runtime.episode_buffer import parts
+from runtime.wiring import env_arguments
+from suites import make_env
+from suites.simulators import BABYAI_VOCABULARY
 from transformer import CausalTransformer
 from twohot import BinSupport, cross_entropy, twohot_loss
-from wiring import env_arguments
 
 Distribution = Categorical | TanhGaussian
 

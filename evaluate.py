@@ -22,12 +22,13 @@ import torch
 import tyro
 from tqdm import tqdm
 
-import checkpoint
 from config import check_device
-from envs import held_out_tasks, make_env, nearest, split_names
-from scores import format_table
+from envs import nearest
+from runtime import checkpoint
+from runtime.wiring import evaluation_arguments
+from suites import held_out_tasks, make_env, split_names
+from suites.scores import format_table
 from train import evaluate, load, table_of
-from wiring import evaluation_arguments
 
 
 @dataclass(frozen=True)

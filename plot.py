@@ -37,9 +37,18 @@ import numpy as np
 import torch
 import tyro
 
-from checkpoint import CheckpointError
-from curves import STYLES, differences, draw_groups, interquartile, read_config, read_groups, read_log, smooth
-from envs import task_family
+from plots.curves import (
+    STYLES,
+    differences,
+    draw_groups,
+    interquartile,
+    read_config,
+    read_groups,
+    read_log,
+    smooth,
+)
+from runtime.checkpoint import CheckpointError
+from suites import task_family
 from twohot import BinSupport, cross_entropy, symexp, twohot_loss
 
 matplotlib.use("Agg")  # files only: works without a display
@@ -454,7 +463,7 @@ def main(argv: list[str] | None = None) -> Path:
     if what == "attention":
         if len(paths) > 1:
             raise ValueError(f"attention is drawn of one run at a time, got {', '.join(paths)}")
-        from attention import (
+        from plots.attention import (
             draw_attention,
         )  # here, because it takes the whole program, and a log's curves do not
 

@@ -24,20 +24,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import checkpoint
-import ranks
-import resuming
 from agent import Agent, Policy, losses, next_values
 from config import Config, parse, refuse_import
 from critics import move_target, n_step_target
 from encoders import random_shift
-from envs import make_env, task_family
-from frames import FramesFull
-from lanes import Lanes, parts
-from logbook import Logbook, describe_versions, hold
-from scores import add_attempts, format_table, load_bounds, mean_scores, mean_told, score_rows
-from vector import make_vector_env
-from wiring import env_arguments, evaluation_arguments, in_processes, make_replay, observation_parts, sizes
+from runtime import checkpoint, distributed, resuming
+from runtime.episode_buffer import EpisodeBuffer, parts
+from runtime.frame_store import FramesFull
+from runtime.logger import Logger, describe_versions, hold
+from runtime.vector_env import make_vector_env
+from runtime.wiring import (
+    env_arguments,
+    evaluation_arguments,
+    in_processes,
+    make_replay,
+    observation_parts,
+    sizes,
+)
+from suites import make_env, task_family
+from suites.scores import add_attempts, format_table, load_bounds, mean_scores, mean_told, score_rows
 
 ROOT = Path(__file__).resolve().parent
 
@@ -51,15 +56,15 @@ def main(argv: list[str] | None = None) -> list[dict] | None:
     Returns the last evaluation's table (rows of scores.py; None in all processes but the first). After Ctrl-C or
     SIGTERM it saves and exits.
     """
-    ranks.start()
-    run = Run(ranks.of_first(lambda: parse(argv, ROOT)))
+    distributed.start()
+    run = Run(distributed.of_first(lambda: parse(argv, ROOT)))
     run.log.say(f"runs/{run.config.name}: to watch it,  tensorboard --logdir runs")
     try:
         while True:  # Run.update and Run.evaluate call the functions of that name below, and log
             step = run.next_step()
             if step == "stop":
                 rows = run.finish()
-                ranks.stop()
+                distributed.stop()
                 return rows
             if step == "evaluate":
                 run.evaluate(run.config.eval_episodes)
@@ -115,7 +120,7 @@ def collect(run: "Run") -> None:
             lanes.start(e, obs_E, time=start + len(reward_T))
     if (done_E | lost_E).any():
         run.policy.reset(done_E | lost_E)
-    run.steps += config.num_envs * ranks.count()
+    run.steps += config.num_envs * distributed.count()
     # Updates per env step accumulate as a fraction. Of several processes each counts its own steps: together
     # they then learn as often from each step as one would, from batches so many times larger.
     if run.learning:
@@ -142,7 +147,7 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
     agent.train()
     # Input statistics change here and nowhere else, from the observations of real steps.
     mask_BT1 = F.pad(batch.mask_BT, (1, 0), value=True)
-    pool = [ranks.mean] if ranks.count() > 1 else []  # those of all processes' batches
+    pool = [distributed.mean] if distributed.count() > 1 else []  # those of all processes' batches
     agent.encoder.update_statistics(batch.obs_BTO, mask_BT1, *pool)
     optimizer.zero_grad()
     totals, all_states = defaultdict(float), batch.mask_BT.sum().item()
@@ -155,8 +160,8 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
     parameters = [p for p in agent.parameters() if p.grad is not None]
     # Of several processes, each with a batch of its own: the mean gradient, and the first one's buffers
     # (the power iterations of sigma-reparam count passes, which may be more in one than in another).
-    ranks.average_([p.grad for p in parameters])
-    ranks.copy_first_([b for b in agent.buffers() if b.dtype == torch.float32])
+    distributed.average_([p.grad for p in parameters])
+    distributed.copy_first_([b for b in agent.buffers() if b.dtype == torch.float32])
     norm = nn.utils.get_total_norm([p.grad for p in parameters])
     totals |= {"popart/mu": agent.popart.mu[-1].clone(), "popart/sigma": agent.popart.sigma[-1]}
     totals |= {"gradient_norm": norm, "skipped": (~torch.isfinite(norm)).float()}
@@ -213,7 +218,7 @@ def add_gradients(agent: Agent, batch, config: Config, all_states: int, by_task:
     y_SG = n_step_target(reward_S, terminated_S, q_next_SG, agent.gamma_G, follows_S, config.n_step)
     # What is not finite, or its square, would stay in the statistics for good. With `ind_ind` they are for the
     # log alone, and the number of passes may differ between processes: nothing is pooled.
-    pool = {} if config.variant == "ind_ind" else {"pool": ranks.mean}
+    pool = {} if config.variant == "ind_ind" else {"pool": distributed.mean}
     agent.popart.update(y_SG, y_SG.abs() < 1e15, **pool)
 
     # L = L_Actor + lambda L_Critic. OFFICIAL: a mean over real steps, discounts and critics, where the paper
@@ -343,10 +348,10 @@ class Run:
         if config.threads:
             torch.set_num_threads(config.threads)
         # Of several processes, each draws for itself, but for the weights that they start from.
-        self.seed = np.random.SeedSequence([config.seed, ranks.rank()])
+        self.seed = np.random.SeedSequence([config.seed, distributed.rank()])
         self.rng = np.random.default_rng(self.seed)
         self.device = torch.device(config.device)
-        if self.device.type == "cuda" and ranks.count() > 1:
+        if self.device.type == "cuda" and distributed.count() > 1:
             self.device = torch.device("cuda", torch.cuda.current_device())  # one for each process
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
@@ -354,12 +359,12 @@ class Run:
         self.previous_action = self.env.layout["previous_action"]
         if config.augment and self.env.image_shape is None:
             raise ValueError(f"--augment shifts images, and --env {config.env} has none: leave it out")
-        frames = f"frames-{ranks.rank()}" if ranks.rank() else "frames"
+        frames = f"frames-{distributed.rank()}" if distributed.rank() else "frames"
         replay_seed, policy_seed, env_seed = self.seed.generate_state(3).tolist()
         self.replay = make_replay(config, self.env, self.folder / frames, self.device, replay_seed)
         self.agent = Agent(config, *sizes(self.env)).to(self.device)
         self.optimizer, self.schedule = make_optimizer(self.agent, config)
-        if ranks.rank():
+        if distributed.rank():
             torch.manual_seed(replay_seed)
         self.steps = self.updates = self.rollouts = self.lost = self.saves = 0
         self.updates_owed, self.best, self.learning = 0.0, -float("inf"), False
@@ -369,16 +374,16 @@ class Run:
         self.last_returns = defaultdict(lambda: deque(maxlen=20))
         # Files of the replay so far, and all those of the last checkpoint.
         self.replay_parts, self.parts_before = [], []
-        self.lock = None if ranks.rank() else hold(self.folder)
+        self.lock = None if distributed.rank() else hold(self.folder)
         own, resumed = resuming.restore(self) if config.resume else (None, {})
         if config.init and not config.resume:
             load_weights(self.agent, config)
         saved = dataclasses.asdict(config) | {"resume": False}
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
-        used = {"processes": ranks.count(), "gpu": gpu, "threads": torch.get_num_threads()}
+        used = {"processes": distributed.count(), "gpu": gpu, "threads": torch.get_num_threads()}
         versions = describe_versions(ROOT) | used
         limits = config.steps, config.minutes
-        self.log = Logbook(self.folder, saved, versions, *limits, **resumed, silent=ranks.rank() > 0)
+        self.log = Logger(self.folder, saved, versions, *limits, **resumed, silent=distributed.rank() > 0)
 
         self.envs = make_vector_env(
             num_envs=config.num_envs,
@@ -388,7 +393,9 @@ class Run:
         )
         length = self.replay.max_length
         whole = self.env.max_rollout_length is not None and self.env.max_rollout_length <= length
-        self.lanes = Lanes(config.num_envs, length, observation_parts(self.env), None if whole else self.rng)
+        self.lanes = EpisodeBuffer(
+            config.num_envs, length, observation_parts(self.env), None if whole else self.rng
+        )
         self.policy = Policy(self.agent, config, config.num_envs, seed=policy_seed)
         if own is None:
             obs_E = parts(self.envs.reset(seed=(env_seed + self.steps) % 10**9)[0])
@@ -406,18 +413,18 @@ class Run:
     def next_step(self) -> str:
         "What to do next: stop, evaluate, save, update or collect. Several processes all do the same."
         c, log = self.config, self.log
-        if ranks.count() > 1 and os.getppid() != self.parent:
+        if distributed.count() > 1 and os.getppid() != self.parent:
             raise ValueError("torchrun has ended: this process ends, too, so that the run can be resumed")
         log.show(self.steps, self.standing)
         decided = [0.0, 0.0, 0.0]
-        if not ranks.rank():
+        if not distributed.rank():
             # Updates that are owed for the last steps are made before a run ends, so that it can be gone on with.
             over = log.progress(self.steps) >= 1 and self.updates_owed < 1
             # A checkpoint first: an evaluation steps simulators in this process, and may take it down.
             decided = [over, log.due("save", c.checkpoint_every), log.due("evaluate", c.eval_every)]
         # Learning starts once every process's replay holds a batch of segments.
         waiting = len(self.replay) < c.batch_size
-        signal_, waiting, *decided = ranks.largest([log.stop_signal or 0, waiting, *decided])
+        signal_, waiting, *decided = distributed.largest([log.stop_signal or 0, waiting, *decided])
         # A signal that has come meanwhile stays, for the next time that all are asked.
         log.stop_signal = log.stop_signal or int(signal_) or None
         self.learning = not waiting
@@ -437,7 +444,7 @@ class Run:
     def epsilon(self) -> np.ndarray:
         "Exploration in each environment, (E,): each rollout takes its own random fraction of the schedule."
         c, lanes = self.config, self.lanes
-        done = min(1.0, self.steps / (c.num_envs * ranks.count()) / c.epsilon_steps)
+        done = min(1.0, self.steps / (c.num_envs * distributed.count()) / c.epsilon_steps)
         epsilon = c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)
         if c.epsilon_late_start is not None:  # it also moves from a rollout's start to its end
             late = c.epsilon_late_start + done * (c.epsilon_late_end - c.epsilon_late_start)
@@ -504,7 +511,7 @@ class Run:
 
     def evaluate(self, episodes: int) -> list[dict] | None:
         "Play without noise, log it, and keep the best weights. None if a signal came, or another process does it."
-        if ranks.rank():
+        if distributed.rank():
             return None
         rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.log.stop_signal)
         if self.log.stop_signal:
@@ -552,19 +559,21 @@ class Run:
 
     def again(self) -> str:
         "The command that goes on with this run."
-        several = f"torchrun --nproc_per_node {ranks.on_this_machine()} train.py"
-        return f"{'python train.py' if ranks.count() == 1 else several} --name {self.config.name} --resume"
+        several = f"torchrun --nproc_per_node {distributed.on_this_machine()} train.py"
+        return (
+            f"{'python train.py' if distributed.count() == 1 else several} --name {self.config.name} --resume"
+        )
 
     def finish(self) -> list[dict] | None:
         "The last evaluation, its table and the curves; only a checkpoint if the run was interrupted."
         self.save()
-        (stopped,) = ranks.largest([self.log.stop_signal or 0])
+        (stopped,) = distributed.largest([self.log.stop_signal or 0])
         if stopped:
             self.log.say(f"saved at env step {self.steps:,}. Go on with:  {self.again()}")
             sys.exit(128 + int(stopped))  # the shell's convention
         self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
         rows = self.evaluate(self.config.final_episodes)
-        (stopped,) = ranks.largest([self.log.stop_signal or 0])
+        (stopped,) = distributed.largest([self.log.stop_signal or 0])
         if stopped:
             self.log.say(f"saved at env step {self.steps:,}, the last evaluation left out")
             sys.exit(128 + int(stopped))

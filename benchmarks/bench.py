@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from logbook import available_memory, describe_versions
+from runtime.logger import available_memory, describe_versions
 
 # The mean entropy, in nats, of a policy trained for an hour at laptop scale on all of POPGym (0.65 to 0.77,
 # results/popgym_laptop_again.txt).

@@ -24,7 +24,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import checkpoint
+from runtime import checkpoint
 
 PROGRAM = "import pathlib, sys, train; train.ROOT = pathlib.Path(sys.argv[1]); train.main(sys.argv[2:])"
 TIMES = ("minutes", "steps_per_second", "updates_per_second")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import train
-from envs import make_env
+from suites import make_env
 
 
 def resident() -> int:

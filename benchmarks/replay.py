@@ -26,10 +26,10 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from envs import make_env
-from frames import FrameStore
 from presets import preset
 from replay import Batch, Replay
+from runtime.frame_store import FrameStore
+from suites import make_env
 
 # case -> preset, scale
 CASES = {

@@ -23,7 +23,8 @@ import numpy as np
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from envs import Actions, popgym_tasks, task_family
+from envs import Actions
+from suites import popgym_tasks, task_family
 
 OUT = Path(__file__).with_suffix(".csv")
 

@@ -32,7 +32,7 @@ from tqdm import tqdm
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from frames import FrameStore
+from runtime.frame_store import FrameStore
 
 OUT = Path(__file__).with_suffix(".csv")
 EASY = ("climber", "coinrun", "jumper", "leaper", "ninja")

@@ -27,8 +27,8 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from envs import SCALES
-from scores import load_bounds
+from suites import SCALES
+from suites.scores import load_bounds
 
 VARIANTS = ("ind_ind", "ind_dep", "dep_ind", "dep_dep")
 SHARES = ("states", "critic", "actor", "gradient")

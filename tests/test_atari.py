@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from envs import BENCHMARKS, make_env
-from scores import load_bounds
-from simulators import ATARI_GAMES, AtariGame, area_resizer
-from vector import make_vector_env
+from runtime.vector_env import make_vector_env
+from suites import BENCHMARKS, make_env
+from suites.scores import load_bounds
+from suites.simulators import ATARI_GAMES, AtariGame, area_resizer
 
 ROOT = Path(__file__).resolve().parent.parent
 GAMES = ATARI_GAMES.split()

@@ -8,10 +8,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import envs
-import simulators
-from envs import all_tasks, held_out_tasks, make_env
-from simulators import BABYAI_TOKENS, BABYAI_VOCABULARY, BabyAITask, babyai_tokens
-from vector import make_vector_env
+from runtime.vector_env import make_vector_env
+from suites import all_tasks, held_out_tasks, make_env, simulators
+from suites.simulators import BABYAI_TOKENS, BABYAI_VOCABULARY, BabyAITask, babyai_tokens
 
 minigrid = pytest.importorskip("minigrid")
 

@@ -9,10 +9,10 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-import checkpoint
 import evaluate
 import train
-from envs import make_env
+from runtime import checkpoint
+from suites import make_env
 
 ROOT = Path(__file__).resolve().parent.parent
 # Fewer steps than the smoke scale has: each benchmark takes its turn here.

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-import checkpoint
-from checkpoint import (
+from runtime import checkpoint
+from runtime.checkpoint import (
     CheckpointError,
     check_compatible,
     clean_state_dict,

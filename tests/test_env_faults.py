@@ -15,9 +15,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from envs import MultiTaskEnv, make_env
-from lanes import Lanes, parts
-from vector import InProcess, InWorkers, make_vector_env
+from envs import MultiTaskEnv
+from runtime.episode_buffer import EpisodeBuffer, parts
+from runtime.vector_env import InProcess, InWorkers, make_vector_env
+from suites import make_env
 
 ROOT = Path(__file__).resolve().parent.parent
 INF, NAN = float("inf"), float("nan")
@@ -213,7 +214,9 @@ def test_one_and_the_same_array_each_time_is_copied(task, kind):
     else:
         envs = kind([make] * 2)
         obs = parts(envs.reset(seed=0)[0])
-        lanes = Lanes(2, 6, {name: (value.shape[1:], value.dtype) for name, value in obs.items()}, rng=None)
+        lanes = EpisodeBuffer(
+            2, 6, {name: (value.shape[1:], value.dtype) for name, value in obs.items()}, rng=None
+        )
         lanes.start(1, obs, time=0)
         for _ in range(6):
             obs, reward_E, _, _, info = envs.step(np.zeros(2, dtype=int))

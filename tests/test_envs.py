@@ -19,20 +19,9 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from envs import (
-    SCALES,
-    Actions,
-    MultiTaskEnv,
-    all_tasks,
-    attempt_limit,
-    feature_count,
-    flattener,
-    held_out_tasks,
-    make_env,
-    popgym_tasks,
-    task_family,
-)
-from vector import InProcess, InWorkers, make_vector_env
+from envs import Actions, MultiTaskEnv, attempt_limit, feature_count, flattener
+from runtime.vector_env import InProcess, InWorkers, make_vector_env
+from suites import SCALES, all_tasks, held_out_tasks, make_env, popgym_tasks, task_family
 
 ENVS_FILE = Path(__file__).resolve().parent.parent / "envs.py"
 

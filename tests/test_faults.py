@@ -14,10 +14,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-import checkpoint
-import frames
 import train
 from config import parse
+from runtime import checkpoint, frame_store
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ["--scale", "smoke", "--device", "cpu", "--eval_every", "1000", "--checkpoint_every", "1000"]
@@ -104,18 +103,18 @@ def test_a_full_disk_under_a_checkpoint(runs, monkeypatch, no_file_may_grow, fil
 def test_a_full_disk_under_the_frames_that_spill(runs, monkeypatch, no_file_may_grow):
     flags = ["--env", "procgen-easy", "--tasks", "climber", "--replay_ram", "0.0005", *SMOKE]
     train.main(["--name", "a", *flags, "--steps", "600"])
-    original = frames.FrameStore._spill
+    original = frame_store.FrameStore._spill
 
     def spill(store, segment):
         no_file_may_grow(10_000)  # more than pytest has caught of what was printed
         original(store, segment)
 
-    monkeypatch.setattr(frames.FrameStore, "_spill", spill)
+    monkeypatch.setattr(frame_store.FrameStore, "_spill", spill)
     with pytest.raises(
-        frames.FramesFull, match="cannot write .* free some space, raise --replay_ram or lower"
+        frame_store.FramesFull, match="cannot write .* free some space, raise --replay_ram or lower"
     ):
         train.main(["--name", "a", "--resume", "--steps", "30000"])
-    monkeypatch.setattr(frames.FrameStore, "_spill", original)
+    monkeypatch.setattr(frame_store.FrameStore, "_spill", original)
     resumes_from(runs, 600, no_file_may_grow)
 
 

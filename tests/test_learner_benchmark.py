@@ -70,8 +70,8 @@ def test_the_table_holds_every_quantity_of_every_implementation(monkeypatch):
 
 
 def test_sizes_are_those_of_the_environments():
-    from envs import make_env
-    from wiring import sizes
+    from runtime.wiring import sizes
+    from suites import make_env
 
     for name, expected in learner.SIZES.items():
         if name != "metaworld":  # half a minute to construct; tests/test_metaworld.py holds its sizes

@@ -11,12 +11,11 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 
-import attention
-import curves
 import plot
 import train
 from agent import Agent, Policy
 from config import Config
+from plots import attention, curves
 from transformer import CausalTransformer
 from twohot import BinSupport
 

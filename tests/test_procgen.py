@@ -11,10 +11,16 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import envs
-from envs import BENCHMARKS, make_env
-from scores import load_bounds
-from simulators import PROCGEN_EASY, PROCGEN_LEVELS, PROCGEN_MEMORY_GAMES, PROCGEN_MEMORY_HARD, ProcgenGame
-from vector import make_vector_env
+from runtime.vector_env import make_vector_env
+from suites import BENCHMARKS, make_env
+from suites.scores import load_bounds
+from suites.simulators import (
+    PROCGEN_EASY,
+    PROCGEN_LEVELS,
+    PROCGEN_MEMORY_GAMES,
+    PROCGEN_MEMORY_HARD,
+    ProcgenGame,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTHING, RIGHT, RIGHT_UP = 4, 7, 8  # of Procgen's 15 actions

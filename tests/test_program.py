@@ -17,13 +17,12 @@ import numpy as np
 import pytest
 import torch
 
-import checkpoint
 import envs
 import evaluate
 import plot
 import train
-import vector
 from config import parse, saved_config
+from runtime import checkpoint, vector_env
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ["--scale", "smoke", "--steps", "1500", "--device", "cpu"]
@@ -362,7 +361,7 @@ def test_a_truncated_rollout_is_not_stored_as_terminated_and_keeps_its_last_obse
         envs.choose_tasks("popgym", "RepeatFirstEasy"), attempts=1, max_steps=20
     )
     monkeypatch.setattr(train, "make_env", make)
-    monkeypatch.setattr(vector, "make_env", make)
+    monkeypatch.setattr(vector_env, "make_env", make)
     run = train.Run(train.parse(["--name", "a", *SMOKE, *TWO, "--num_envs", "2"]))
     added = []
     run.replay.add = lambda obs, action, reward, terminated, *rest, image: added.append(

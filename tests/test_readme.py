@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 
 import train
-from envs import BENCHMARKS
+from suites import BENCHMARKS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import replay as replay_module
-from frames import FrameStore
 from replay import Replay
+from runtime.frame_store import FrameStore
 
 DISCRETE = {"observation_dim": 2, "action_shape": (), "action_dtype": np.int64}
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-import checkpoint
 import train
 from config import parse
+from runtime import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMES = ("minutes", "steps_per_second", "updates_per_second")

@@ -6,8 +6,9 @@ import sys
 import numpy as np
 import pytest
 
-from envs import Actions, popgym_tasks
-from scores import RESULTS, add_attempts, format_table, load_bounds, mean_scores, mean_told, score_rows
+from envs import Actions
+from suites import popgym_tasks
+from suites.scores import RESULTS, add_attempts, format_table, load_bounds, mean_scores, mean_told, score_rows
 
 sys.path.insert(0, str(RESULTS))
 import popgym_bounds

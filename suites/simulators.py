@@ -12,33 +12,20 @@ Try      python simulators.py
 """
 
 import contextlib
-import difflib
 import functools
 import io
 import multiprocessing
 import pickle
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from envs import first_line, nearest
+
 SPLITS = ("train", "test")
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    "Up to three of `names` that a person who typed `name` may have meant."
-    same = [n for n in names if re.sub(r"-v\d+$", "", n) == re.sub(r"-v\d+$", "", name)]
-    if same:  # another version: nothing else was meant
-        return ", ".join(same)
-    inside = [n for n in names if name.lower() in n.lower()]
-    return ", ".join((inside or difflib.get_close_matches(name, names, cutoff=0.4) or list(names))[:3])
-
-
-def first_line(error: Exception) -> str:
-    "The first sentence of an exception's text."
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 # ------------------------------------------------------------------------------------------ Meta-World

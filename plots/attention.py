@@ -28,10 +28,10 @@ from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from agent import Policy, TwoHotValue
-from curves import STYLES
 from envs import nearest
 from evaluate import find_checkpoint
-from lanes import parts
+from plots.curves import STYLES
+from runtime.episode_buffer import parts
 from train import load
 from twohot import BinSupport, symexp
 

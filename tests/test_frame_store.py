@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-import frames as frames_module
-from frames import FramesFull, FrameStore, check_room, expected_bytes
+from runtime import frame_store as frames_module
+from runtime.frame_store import FramesFull, FrameStore, check_room, expected_bytes
 
 SHAPE = (12, 10, 3)
 NOISE_BYTES = 12 * 10 * 3  # noise does not compress: about so many bytes a frame

@@ -14,11 +14,11 @@ import os
 import numpy as np
 import torch
 
-import ranks
-from envs import BENCHMARKS
-from frames import FrameStore, check_room, expected_bytes
-from logbook import available_memory
 from replay import Replay
+from runtime import distributed
+from runtime.frame_store import FrameStore, check_room, expected_bytes
+from runtime.logger import available_memory
+from suites import BENCHMARKS
 
 
 def env_arguments(config) -> dict:
@@ -65,7 +65,9 @@ def make_replay(config, env, folder, device: torch.device, seed: int = 0) -> Rep
     """
     c, (observation_dim, action_dim, discrete, image_shape, _) = config, sizes(env)
     # Several processes hold a part of the replay each.
-    steps, trajectories = (n and max(1, n // ranks.count()) for n in (c.replay_steps, c.replay_trajectories))
+    steps, trajectories = (
+        n and max(1, n // distributed.count()) for n in (c.replay_steps, c.replay_trajectories)
+    )
     store = {
         "observation_dim": observation_dim,
         "action_shape": () if discrete else (action_dim,),
@@ -118,7 +120,7 @@ def check_memory(
     print(
         f"memory: replay at most {replay_bytes / gigabyte:.2f} GB, learner about {learner / gigabyte:.2f} GB"
     )
-    free = available_memory() // ranks.on_this_machine()
+    free = available_memory() // distributed.on_this_machine()
     free_on_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free - replay_bytes
     if replay_bytes > free:
         raise ValueError(

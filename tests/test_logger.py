@@ -7,18 +7,18 @@ import time
 
 import pytest
 
-from logbook import Logbook, available_memory, describe_versions
+from runtime.logger import Logger, available_memory, describe_versions
 
 
 def test_a_resumed_log_is_cut_back_to_the_checkpoint(tmp_path):
     "Also where several rows have one step, and the checkpoint lies between them."
-    log = Logbook(tmp_path, {"seed": 1}, {"torch": "x"}, total_steps=300)
+    log = Logger(tmp_path, {"seed": 1}, {"torch": "x"}, total_steps=300)
     sizes = []
     for step, updates in ((100, 10), (200, 20), (200, 30), (300, 40)):
         log.write(step, updates, {"loss": 1.0})
         sizes.append(log.sync())
     log.close()
-    log = Logbook(
+    log = Logger(
         tmp_path, {"seed": 1}, {"torch": "x"}, total_steps=300, resume=(sizes[1], 200), earlier_minutes=7.0
     )
     log.write(200, 31, {"loss": 2.0})
@@ -30,7 +30,7 @@ def test_a_resumed_log_is_cut_back_to_the_checkpoint(tmp_path):
 
 
 def test_where_several_processes_train_one_writes(tmp_path, capsys):
-    log = Logbook(tmp_path / "a", {}, {}, total_steps=100, silent=True)
+    log = Logger(tmp_path / "a", {}, {}, total_steps=100, silent=True)
     log.write(1, 1, {"x": 1.0}), log.say("hello"), log.show(1, lambda: "hello")
     os.kill(os.getpid(), signal.SIGTERM)
     assert log.stop_signal == signal.SIGTERM and log.sync() == 0 and log.progress(50) == 0.5
@@ -39,7 +39,7 @@ def test_where_several_processes_train_one_writes(tmp_path, capsys):
 
 
 def test_progress_is_the_further_of_steps_and_clock(tmp_path):
-    log = Logbook(tmp_path, {}, {}, total_steps=100, total_minutes=10.0, earlier_minutes=4.0)
+    log = Logger(tmp_path, {}, {}, total_steps=100, total_minutes=10.0, earlier_minutes=4.0)
     log.close()
     assert log.progress(10) == pytest.approx(0.4, abs=0.01)
     assert log.progress(90) == 0.9
@@ -47,7 +47,7 @@ def test_progress_is_the_further_of_steps_and_clock(tmp_path):
 
 def test_what_the_bar_says_is_made_only_when_it_is_shown(tmp_path):
     "It takes means over all tasks, and is asked for at every step."
-    log, made = Logbook(tmp_path, {}, {}, total_steps=100), []
+    log, made = Logger(tmp_path, {}, {}, total_steps=100), []
     for step in range(1, 60):
         log.show(step, lambda step=step: made.append(step))
     assert made == [1]
@@ -57,7 +57,7 @@ def test_what_the_bar_says_is_made_only_when_it_is_shown(tmp_path):
 
 
 def test_due_once_every_so_many_minutes(tmp_path):
-    log = Logbook(tmp_path, {}, {}, total_steps=100)
+    log = Logger(tmp_path, {}, {}, total_steps=100)
     log.close()
     assert not log.due("save", 0.001)
     time.sleep(0.1)
@@ -69,7 +69,7 @@ def test_due_once_every_so_many_minutes(tmp_path):
 def test_the_first_signal_asks_and_the_second_stops_at_once(tmp_path, capfd):
     "The second of its kind: torchrun sends a SIGTERM after the SIGINT of one Ctrl-C."
     before = signal.getsignal(signal.SIGINT)
-    log = Logbook(tmp_path, {}, {}, total_steps=100)
+    log = Logger(tmp_path, {}, {}, total_steps=100)
     os.kill(os.getpid(), signal.SIGINT)
     assert log.stop_signal == signal.SIGINT and "saving a checkpoint" in capfd.readouterr().err
     os.kill(os.getpid(), signal.SIGTERM)
@@ -89,14 +89,14 @@ def test_versions_and_memory(tmp_path):
 
 @pytest.mark.parametrize("lost", [1, 7, 60])
 def test_a_log_that_is_shorter_than_it_was_keeps_its_whole_lines(tmp_path, lost):
-    log = Logbook(tmp_path, {}, {}, total_steps=100)
+    log = Logger(tmp_path, {}, {}, total_steps=100)
     for step in (10, 20, 30):
         log.write(step, step, {"x": 1.0})
     size = log.sync()
     log.close()
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-lost])
-    Logbook(tmp_path, {}, {}, total_steps=100, resume=(size, 30)).close()
+    Logger(tmp_path, {}, {}, total_steps=100, resume=(size, 30)).close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20, 30][
         : -1 - lost // 60
     ]

@@ -14,12 +14,11 @@ import torch
 from test_agent import window
 from torch import nn
 
-import checkpoint
-import ranks
 import train
 from config import Config
 from critics import move_target
 from presets import preset
+from runtime import checkpoint, distributed
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ["--scale", "smoke", "--device", "cpu", "--tasks", "RepeatFirstEasy,MineSweeperEasy"]
@@ -72,15 +71,15 @@ def batches(update: int) -> list:
 TWENTY = """
 import sys, torch, ranks, train
 from test_ranks import batches, small
-ranks.start()
+distributed.start()
 config, agent = small(sys.argv[1])
 optimizer, schedule = train.make_optimizer(agent, config)
 for number in range(20):
-    torch.manual_seed(100 * number + ranks.rank())
-    metrics = train.update(agent, optimizer, schedule, batches(number)[ranks.rank()], config)
+    torch.manual_seed(100 * number + distributed.rank())
+    metrics = train.update(agent, optimizer, schedule, batches(number)[distributed.rank()], config)
     assert not metrics["skipped"]
-torch.save(agent.state_dict(), f"{sys.argv[2]}/{ranks.rank()}.pt")
-ranks.stop()
+torch.save(agent.state_dict(), f"{sys.argv[2]}/{distributed.rank()}.pt")
+distributed.stop()
 """
 
 
@@ -211,8 +210,12 @@ def test_a_mistake_is_told_once_and_ends_both(program):
 
 
 def test_alone_nothing_changes_and_nothing_is_started():
-    assert (ranks.count(), ranks.rank(), ranks.on_this_machine()) == (1, 0, 1)
+    assert (distributed.count(), distributed.rank(), distributed.on_this_machine()) == (1, 0, 1)
     tensor = torch.ones(3)
-    assert ranks.mean(tensor) is tensor and ranks.largest([1, 0]) == [1, 0] and ranks.gathered("a") == ["a"]
-    ranks.average_([tensor]), ranks.copy_first_([tensor]), ranks.start(), ranks.stop()
+    assert (
+        distributed.mean(tensor) is tensor
+        and distributed.largest([1, 0]) == [1, 0]
+        and distributed.gathered("a") == ["a"]
+    )
+    distributed.average_([tensor]), distributed.copy_first_([tensor]), distributed.start(), distributed.stop()
     assert tensor.tolist() == [1, 1, 1] and not torch.distributed.is_initialized()

@@ -1,6 +1,6 @@
 r"""The rollouts being lived, one lane an environment, until they are handed to the replay.
 
-What     `Lanes` takes a step of all environments at a time, and gives back one lane's trajectory when its
+What     `EpisodeBuffer` takes a step of all environments at a time, and gives back one lane's trajectory when its
          rollout has ended, or when it has grown to the most steps that the replay takes at once
 Why      a trajectory enters the replay whole, with the observation after its last step; rollouts of many
          contexts are cut into segments as they are lived, so that learning need not wait for their end.
@@ -27,7 +27,7 @@ def parts(obs) -> Parts:
     return obs if isinstance(obs, dict) else {"vector": obs}
 
 
-class Lanes:
+class EpisodeBuffer:
     """The rollouts of E environments, each one from its start or last cut to now.
 
     Arguments: `num_envs` E; `length` L, the most steps in a segment; `spaces` {part: (shape, dtype)} of an
@@ -104,7 +104,7 @@ class Lanes:
 
 
 if __name__ == "__main__":
-    lanes = Lanes(num_envs=2, length=3, spaces={"vector": ((1,), np.float32)}, rng=None)
+    lanes = EpisodeBuffer(num_envs=2, length=3, spaces={"vector": ((1,), np.float32)}, rng=None)
     for e in range(2):
         lanes.start(e, parts(np.zeros((2, 1))), time=0)
     for step in range(1, 4):

@@ -1,6 +1,6 @@
 r"""A run's folder, log, progress bar and clock: everything that a run tells, and keeps under runs/<name>/.
 
-What     `Logbook` writes metrics.jsonl and TensorBoard scalars against env steps, shows the bar, knows how
+What     `Logger` writes metrics.jsonl and TensorBoard scalars against env steps, shows the bar, knows how
          much of the run is over, and turns Ctrl-C or SIGTERM into a request to stop
 Why      whatever a result depends on can be found again, and the training loop stays readable
 Paper    none
@@ -33,7 +33,7 @@ except ImportError:  # Windows
     fcntl = None
 
 
-class Logbook:
+class Logger:
     """Opens (or, to resume, continues) the folder of a run.
 
     Arguments: `folder`; `config` and `versions`, dictionaries that are saved as JSON; `total_steps` and
@@ -258,7 +258,7 @@ def available_memory() -> int:
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        log = Logbook(folder, {"seed": 0}, describe_versions(".", ["torch"]), total_steps=300)
+        log = Logger(folder, {"seed": 0}, describe_versions(".", ["torch"]), total_steps=300)
         size = 0
         for step in (100, 200, 300):
             log.show(step, lambda step=step: f"{step} steps")
@@ -267,7 +267,7 @@ if __name__ == "__main__":
         log.close()
         print((Path(folder) / "metrics.jsonl").read_text(), end="")
         print("resumed from a checkpoint of step 200, the log is cut back to it:")
-        log = Logbook(folder, {"seed": 0}, {}, total_steps=300, resume=(size, 200))
+        log = Logger(folder, {"seed": 0}, {}, total_steps=300, resume=(size, 200))
         log.close()
         print((Path(folder) / "metrics.jsonl").read_text(), end="")
     print(f"memory still free: {available_memory() / 1e9:.1f} GB")

@@ -27,8 +27,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter
 
-from envs import BENCHMARKS, task_family
-from scores import load_bounds
+from suites import BENCHMARKS, task_family
+from suites.scores import load_bounds
 
 # Lines differ in shade and in dash, so that they can be told apart in greyscale, too (Wong's palette).
 STYLES = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", ":"), ("#555555", "-.")]

@@ -26,7 +26,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from envs import make_env
+from suites import make_env
 
 
 def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, worker_timeout=300.0, **kwargs):

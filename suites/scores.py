@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-RESULTS = Path(__file__).resolve().parent / "results"
+RESULTS = Path(__file__).resolve().parent.parent / "results"
 RESCALED = {"scales": "popgym", "procgen-easy-rescaled": "procgen-easy"}
 
 

@@ -20,9 +20,8 @@ from collections import defaultdict
 
 import numpy as np
 
-import checkpoint
-import ranks
-from lanes import parts
+from runtime import checkpoint, distributed
+from runtime.episode_buffer import parts
 
 KEYS = ("config", "agent", "optimizer", "schedule", "counters", "log", "processes")  # of checkpoint.pt
 PART = 500  # trajectories in one file of the replay, at most: what is copied at a time stays small
@@ -39,8 +38,8 @@ ROLLOUT_FIELDS = ("num_envs", "context", "segment_length", "max_steps")
 def save(run) -> None:
     "checkpoint.pt and its parts: all that a resume needs. The one before it becomes previous.pt."
     run.saves += 1
-    everyones = ranks.gathered(save_own(run))
-    if not ranks.rank():
+    everyones = distributed.gathered(save_own(run))
+    if not distributed.rank():
         log = {"bytes": run.log.sync(), "minutes": run.log.minutes}
         state = run.weights() | {"log": log, "processes": everyones}
         state |= {"optimizer": run.optimizer.state_dict(), "schedule": run.schedule.state_dict()}
@@ -52,7 +51,7 @@ def save(run) -> None:
 
 def save_own(run) -> dict:
     "Write what this process alone has to files: what is new in the replay, and everything else."
-    folder, replay, rank = run.folder / "parts", run.replay, ranks.rank()
+    folder, replay, rank = run.folder / "parts", run.replay, distributed.rank()
     end = run.replay_parts[-1]["end"] if run.replay_parts else 0
     run.replay_parts = [part for part in run.replay_parts if part["end"] > replay.oldest]
     for first in range(max(end, replay.oldest), replay.total_added, PART):
@@ -96,7 +95,7 @@ def restore(run) -> tuple[dict | None, dict]:
             break
     if error:
         raise error
-    if path == before and not ranks.rank():
+    if path == before and not distributed.rank():
         os.replace(before, newest)  # what is damaged must not become the one before the next
     checkpoint.fill(run.agent, state["agent"])
     run.optimizer.load_state_dict(state["optimizer"])
@@ -128,7 +127,7 @@ def in_all(read, *arguments):
         result = read(*arguments)
     except checkpoint.CheckpointError as damaged:
         error = damaged
-    return result, next((e for e in ranks.gathered(error) if e is not None), None)
+    return result, next((e for e in distributed.gathered(error) if e is not None), None)
 
 
 def check(run, state: dict, path) -> None:
@@ -140,7 +139,7 @@ def check(run, state: dict, path) -> None:
             raise ValueError(
                 f"--{name} was {was} and is now {now}: the saved replay holds longer trajectories. Leave it, or raise it"
             )
-    saved, now = len(state["processes"]), ranks.count()
+    saved, now = len(state["processes"]), distributed.count()
     if saved != now:
         raise ValueError(
             f"runs/{run.config.name} was saved by {saved} process(es) and is resumed by {now}: resume it with "
@@ -150,7 +149,7 @@ def check(run, state: dict, path) -> None:
 
 def load_own(run, state: dict) -> dict:
     "What this process had, its replay filled again, and the files noted in which that lies."
-    folder, mine = run.folder / "parts", state["processes"][ranks.rank()]
+    folder, mine = run.folder / "parts", state["processes"][distributed.rank()]
     own = checkpoint.load_part(folder, mine["state"])
     run.replay.load_state_dict(own["replay"], (checkpoint.load_part(folder, part) for part in mine["replay"]))
     run.replay_parts = mine["replay"]
