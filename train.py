@@ -185,8 +185,11 @@ def passes(batch, config: Config) -> list:
     size = max(1, config.steps_per_pass // observations)
     if size >= windows or config.variant != "ind_ind":
         return [batch]
-    parts = zip(*(field.split(size) for field in batch if field is not None))
-    return [type(batch)(*part) for part in parts]
+    fields = {
+        name: field for name, field in batch._asdict().items() if field is not None and name != "real_S"
+    }
+    parts = zip(*(field.split(size) for field in fields.values()))
+    return [batch._replace(**dict(zip(fields, part))) for part in parts]
 
 
 SHARES = ("states", "actor", "critic", "gradient")  # what is logged of each task

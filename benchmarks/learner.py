@@ -86,6 +86,7 @@ def make_batch(config: Config, agent: Agent | None = None, seed: int = 0) -> Bat
         reward_BT=torch.randn(B, T, generator=rng),
         done_BT=torch.zeros(B, T, dtype=torch.bool),
         mask_BT=torch.ones(B, T, dtype=torch.bool),
+        real_S=torch.arange(B * T),
         time_BT=time_BT,
         task_B=torch.zeros(B, dtype=torch.long),
         image_BT=image_BT,
