@@ -28,7 +28,7 @@ from agent import Agent, Policy, losses, next_values
 from config import Config, parse, refuse_import
 from critics import move_target, n_step_target
 from encoders import random_shift
-from runtime import checkpoint, distributed, resuming
+from runtime import checkpoint, distributed
 from runtime.episode_buffer import EpisodeBuffer, parts
 from runtime.frame_store import FramesFull
 from runtime.logger import Logger, describe_versions, hold
@@ -378,7 +378,7 @@ class Run:
         # Files of the replay so far, and all those of the last checkpoint.
         self.replay_parts, self.parts_before = [], []
         self.lock = None if distributed.rank() else hold(self.folder)
-        own, resumed = resuming.restore(self) if config.resume else (None, {})
+        own, resumed = checkpoint.restore_run(self) if config.resume else (None, {})
         if config.init and not config.resume:
             load_weights(self.agent, config)
         saved = dataclasses.asdict(config) | {"resume": False}
@@ -405,7 +405,7 @@ class Run:
             for e in range(config.num_envs):
                 self.begin(e, obs_E)
         else:
-            resuming.go_on(self, own)
+            checkpoint.continue_run(self, own)
         self.logged = (time.monotonic(), self.steps, self.updates)
 
     def begin(self, e: int, obs_E) -> None:
@@ -558,7 +558,7 @@ class Run:
 
     def save(self) -> None:
         "A checkpoint of everything."
-        resuming.save(self)
+        checkpoint.save_run(self)
 
     def again(self) -> str:
         "The command that goes on with this run."
@@ -642,7 +642,7 @@ def not_finite(agent: Agent, metrics: dict[str, Tensor]) -> str:
 def load_weights(agent: Agent, config: Config) -> None:
     "Weights of another run's checkpoint, --init."
     state = checkpoint.load(config.init, keys=("config", "agent"))
-    shapes = [f for f in resuming.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
+    shapes = [f for f in checkpoint.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
     checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
     checkpoint.fill(agent, state["agent"])
 

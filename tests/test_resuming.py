@@ -1,4 +1,4 @@
-"""resuming.py, through the real program: a resumed run is the run that was interrupted."""
+"""runtime/checkpoint.py, through the real program: a resumed run is the run that was interrupted."""
 
 import json
 import os
@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(saved_twice, w
     train.main(["--name", "a", "--resume", "--steps", "1600"])
     out = capsys.readouterr().out
     if what != "gone":
-        (line,) = [line for line in out.splitlines() if "Going on from the checkpoint before it" in line]
+        (line,) = [line for line in out.splitlines() if "Resuming from the checkpoint before it" in line]
         assert "is damaged" in line and path.name in line and "previous.pt" in line
     assert f"resuming runs/a at env step {before['steps']:,}, update {before['updates']:,}" in out
     rows = [json.loads(line)["updates"] for line in (saved_twice / "metrics.jsonl").read_text().splitlines()]
@@ -224,7 +224,7 @@ def test_a_checkpoint_from_a_stranger_cannot_run_code(saved_twice, tmp_path, how
 
 def test_a_checkpoint_writes_only_what_is_new_and_refers_to_nothing_newer(runs, monkeypatch):
     "Saved every 20 updates: each trajectory is written once, and each checkpoint loads as it was."
-    monkeypatch.setattr(train.resuming, "PART", 7)
+    monkeypatch.setattr(checkpoint, "PART", 7)
     written, original = [], checkpoint.save_part
 
     def note(folder, name, state):
@@ -305,7 +305,7 @@ def test_another_number_of_environments_begins_rollouts_anew(runs, capsys):
     train.main(["--name", "a", *flags, "--steps", "600"])
     capsys.readouterr()
     train.main(["--name", "a", "--resume", "--steps", "900", "--num_envs", "3"])
-    assert "--num_envs changed: rollouts begin anew" in capsys.readouterr().out
+    assert "--num_envs changed: episodes in progress restart" in capsys.readouterr().out
     assert checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]["steps"] == 900
 
 
@@ -325,7 +325,7 @@ def test_a_simulator_that_does_not_repeat_itself_begins_its_rollout_anew(runs, c
         train.main(["--name", "a", *flags])
         capsys.readouterr()
         run = train.Run(parse(["--name", "a", "--resume"], runs.parent))
-        found = re.search(r"(\d+) of (\d+) rollouts begin anew", capsys.readouterr().out)
+        found = re.search(r"(\d+) of (\d+) rollouts restart", capsys.readouterr().out)
         anew, lanes = int(found[1]), run.lanes
         assert 0 < anew < int(found[2]) and run.lost == anew
         fresh_E = (lanes.count_E == 0) & (lanes.time_E == 0) & (run.policy.time_B == 0).numpy()
