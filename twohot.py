@@ -43,7 +43,7 @@ def symexp(x: Tensor) -> Tensor:
 
 
 def refuse_nan(value: Tensor) -> None:
-    """Raise ValueError for returns (...) with a NaN: it has no bin, and its label would corrupt the critic."""
+    """Raise ValueError if returns (...) contain NaN: NaN has no bin, and would corrupt the critic."""
     if torch.isnan(value).any():
         raise ValueError(
             "cannot encode a return that is NaN: expected numbers; look for the reward or value that is NaN"
