@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from envs import Actions, MultiTaskEnv, feature_count, first_line, nearest
 from suites.simulators import (
+    BABYAI_VOCABULARY,
     PROCGEN_EASY,
     PROCGEN_MEMORY_HARD,
     PROCGEN_RESCALED,
@@ -108,6 +109,7 @@ class Benchmark(NamedTuple):
     free_attempts: int | None = None  # that do not count; None: all but the last
     spread: bool = False  # each of several environments plays its own tasks, so that all are played as often
     slow: bool = False  # a step costs more than handing it to a worker process
+    vocabulary: int | None = None  # of its instructions, in tokens
     sets: Callable | None = None  # (split) -> {name: {name: constructor}}, what else can be asked for
 
 
@@ -124,7 +126,13 @@ BENCHMARKS = {
     "metaworld": Benchmark(
         lambda split: metaworld_sets(split)["ML45"], attempts=3, slow=True, sets=metaworld_sets, **ALIKE
     ),
-    "babyai": Benchmark(lambda split: babyai_sets(split)["BabyAI"], attempts=2, sets=babyai_sets, **ALIKE),
+    "babyai": Benchmark(
+        lambda split: babyai_sets(split)["BabyAI"],
+        attempts=2,
+        sets=babyai_sets,
+        vocabulary=BABYAI_VOCABULARY,
+        **ALIKE,
+    ),
     "procgen-easy": PROCGEN,
     "procgen-easy-rescaled": PROCGEN._replace(reward_factors=PROCGEN_RESCALED),
     "procgen-memory-hard": PROCGEN._replace(
