@@ -34,7 +34,7 @@ from popart import PopArt
 from runtime.episode_buffer import parts
 from runtime.wiring import env_arguments
 from suites import make_env
-from suites.simulators import BABYAI_VOCABULARY
+from suites.babyai import BABYAI_VOCABULARY
 from transformer import CausalTransformer
 from twohot import BinSupport, cross_entropy, twohot_loss
 

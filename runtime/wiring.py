@@ -18,24 +18,9 @@ from replay import Replay
 from runtime import distributed
 from runtime.frame_store import FrameStore, check_room, expected_bytes
 from runtime.logger import available_memory
-from suites import BENCHMARKS
+from suites import BENCHMARKS, env_arguments, evaluation_arguments
 
-
-def env_arguments(config) -> dict:
-    "What of a configuration describes its environment."
-    return {
-        "env": config.env,
-        "tasks": config.tasks,
-        "attempts": config.attempts,
-        "store_executed": config.store_executed,
-        "clip_rewards": config.clip_rewards,
-        "max_steps": config.max_steps,
-    }
-
-
-def evaluation_arguments(config, split: str) -> dict:
-    "The same for an evaluation on a split of its tasks: rewards as the tasks give them, unclipped."
-    return env_arguments(config) | {"split": split, "clip_rewards": False}
+__all__ = ["env_arguments", "evaluation_arguments"]  # for those who still take them from here
 
 
 def in_processes(config) -> bool:
