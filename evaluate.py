@@ -29,8 +29,15 @@ from config import Config, check_device, refuse_import
 from envs import MultiTaskEnv, nearest
 from runtime import checkpoint
 from runtime.episode_buffer import parts
-from runtime.wiring import env_arguments, evaluation_arguments, observation_parts, sizes
-from suites import BENCHMARKS, held_out_tasks, make_env, split_names
+from runtime.wiring import observation_parts, sizes
+from suites import (
+    BENCHMARKS,
+    env_arguments,
+    evaluation_arguments,
+    held_out_tasks,
+    make_env,
+    split_names,
+)
 from suites.scores import add_attempts, format_table, load_bounds, score_rows
 
 # ----------------------------------------------------------------------------------- load and play

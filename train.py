@@ -27,8 +27,8 @@ from runtime.episode_buffer import EpisodeBuffer, parts
 from runtime.memory import make_replay
 from runtime.run import Run
 from runtime.vector_env import make_vector_env
-from runtime.wiring import env_arguments, in_processes, observation_parts
-from suites import make_env
+from runtime.wiring import in_processes, observation_parts
+from suites import env_arguments, make_env
 from update import update
 
 __all__ = ["Config", "load", "main", "parse"]  # also what other programs import from here

@@ -13,23 +13,6 @@ import os
 from suites import BENCHMARKS
 
 
-def env_arguments(config) -> dict:
-    "What of a configuration describes its environment."
-    return {
-        "env": config.env,
-        "tasks": config.tasks,
-        "attempts": config.attempts,
-        "store_executed": config.store_executed,
-        "clip_rewards": config.clip_rewards,
-        "max_steps": config.max_steps,
-    }
-
-
-def evaluation_arguments(config, split: str) -> dict:
-    "The same for an evaluation on a split of its tasks: rewards as the tasks give them, unclipped."
-    return env_arguments(config) | {"split": split, "clip_rewards": False}
-
-
 def in_processes(config) -> bool:
     "Whether environments are stepped in worker processes: --workers, or slow simulators and cores enough."
     slow = BENCHMARKS[config.env].slow if config.env in BENCHMARKS else False
