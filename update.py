@@ -7,17 +7,14 @@ r"""One gradient step, in the order of the paper.
     backward     through critics and actor in chunks of states, then once through the Transformer
     step         clip the gradient, step the optimizer, move the target networks
 
-Why      The Transformer learns from both losses, and each loss exists in two versions: one independent of the
-         scale of returns, one dependent on it. `VARIANTS` lists the four combinations
+Why      each loss exists in two versions, independent of the scale of returns or dependent on it: four variants
 Paper    AMAGO-2 section 3, equations 1 to 4, Table 1, Figure 2
 Shapes   B windows of T steps and T+1 observations; S real steps of them, flattened in order of time; D state
          width; A action; C critics; G discounts; N bins; K action samples
-Notes    The host knows every shape and reads no result, so a GPU never waits for it: real steps are taken by
-         index, and an update that is not finite is skipped on the device
-Copy     together with agent.py and the components
+Notes    the host knows every shape and reads no result, so a GPU never waits: real steps are taken by index, and an
+         update that is not finite is skipped on the device
 """
 
-import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from typing import NamedTuple
@@ -59,9 +56,10 @@ def update(
     metrics |= {"popart/mu": agent.popart.mu[-1].clone(), "popart/sigma": agent.popart.sigma[-1]}
 
     parameters = [p for p in agent.parameters() if p.grad is not None]
-    if mean:
-        average_gradients(parameters, mean)
-    norms_2P = torch.stack(torch._foreach_norm([*parameters, *(p.grad for p in parameters)])).view(2, -1)
+    gradients = [p.grad for p in parameters]
+    if mean:  # one message for all of them
+        nn.utils.vector_to_parameters(mean(nn.utils.parameters_to_vector(gradients)), gradients)
+    norms_2P = torch.stack(torch._foreach_norm([*parameters, *gradients])).view(2, -1)
     norm = norms_2P[1].norm()
     skipped = (~norm.isfinite()).float()
     metrics |= {"gradient_norm": norm, "skipped": skipped, "not_finite": ~norms_2P.isfinite()}
@@ -85,15 +83,14 @@ def groups(batch, config) -> list:
 
     The replay sorts windows by length, so most padding is left out.
     """
-    parts, first = [], 0
-    while first < len(batch.lengths):
-        last = first + max(1, config.steps_per_pass // (batch.lengths[first] + 1))
-        # A window shorter than half of the longest would be mostly padding: it starts the next group.
-        long = lambda length: 2 * length >= batch.lengths[first]  # noqa: B023
-        last = first + len(list(itertools.takewhile(long, batch.lengths[first:last])))
-        parts.append(batch.windows(first, last))
-        first = last
-    return parts
+    parts, first, longest = [], 0, batch.lengths[0]
+    for last, length in enumerate(batch.lengths):
+        full = (last - first + 1) * (longest + 1) > config.steps_per_pass
+        # A window shorter than half of the longest would be mostly padding.
+        if last > first and (full or 2 * length < longest):
+            parts.append(batch.windows(first, last))
+            first, longest = last, length
+    return [*parts, batch.windows(first, len(batch.lengths))]
 
 
 def states(agent: Agent, batch, config) -> Tensor:
@@ -114,36 +111,35 @@ def add_gradients(
     `all_states` real steps share the loss, those of other groups included. Adds each task's part of the losses and
     of the gradient to `by_task` (len(SHARES), num_tasks) in place.
     """
-    variant, device, real_S = VARIANTS[config.variant], batch.obs_BTO.device, batch.real_S
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=config.precision == "bf16")
+    variant, real_S, (_, T) = VARIANTS[config.variant], batch.real_S, batch.mask_BT.shape
+    autocast = torch.autocast(real_S.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+
+    # ---- States. From here on they are flat: S real steps, in order of time, without padding.
     with autocast:
         h_BTD = states(agent, batch, config)
-    # From here on, states are flat: S real steps, padding left behind. A window has one state more than steps.
-    h_RD, row_S = (
-        h_BTD.detach().flatten(0, 1),
-        real_S + real_S.div(batch.mask_BT.shape[1], rounding_mode="floor"),
-    )
+    h_RD = h_BTD.detach().flatten(0, 1)
+    row_S = real_S + real_S.div(T, rounding_mode="floor")  # a window has T + 1 states
     h_SD, next_SD = h_RD.index_select(0, row_S), h_RD.index_select(0, row_S + 1)
-    follows_BT = F.pad(batch.mask_BT[:, 1:], (0, 1))  # is the next column a real step, too?
+    follows_BT = F.pad(batch.mask_BT[:, 1:], (0, 1))  # is the next step a real one, too?
     task_BT = batch.task_B.unsqueeze(1).expand_as(batch.mask_BT)
     fields = (batch.action_BT, batch.reward_BT, batch.done_BT, follows_BT, task_BT)
-    action_S, reward_S, terminated_S, follows_S, task_S = (
-        x.flatten(0, 1).index_select(0, real_S) for x in fields
-    )
+    action_S, reward_S, done_S, follows_S, task_S = (x.flatten(0, 1).index_select(0, real_S) for x in fields)
     stored_SA = agent.action_vectors(action_S)
     chunks = [slice(i, i + config.chunk) for i in range(0, len(real_S), config.chunk)]
 
-    # Targets first, for all states: PopArt learns from all of them before any loss is computed.
+    # ---- Targets, for all states: PopArt learns from all of them before any loss is computed.
     with autocast:
         q_next_SG = torch.cat([next_values(agent, next_SD[part], variant.reduce) for part in chunks])
+    # y_t = r_t + gamma Qbar(h_{t+1}, a' ~ pibar(h_{t+1})),  and r_t alone where the task is over
     # OFFICIAL: the multiplier comes from the authors' scripts; with symlog bins it decides how fine they are.
     reward_S = reward_S * config.reward_scale
-    y_SG = n_step_target(reward_S, terminated_S, q_next_SG, agent.gamma_G, follows_S, config.n_step)
+    y_SG = n_step_target(reward_S, done_S, q_next_SG, agent.gamma_G, follows_S, config.n_step)
     # A value whose square overflows would corrupt PopArt's statistics for good. With ind_ind they are for the log
     # alone, and processes may have different numbers of groups: no pooling.
     pool = [mean] if mean and config.variant != "ind_ind" else []
     agent.popart.update(y_SG, y_SG.abs() < 1e15, *pool)
 
+    # ---- Losses, and the backward pass as far as the states.
     # L = L_Actor + lambda L_Critic. OFFICIAL: a mean over real steps, discounts and critics, where the paper
     # prints a sum over a window.
     # Plain: loss = actor_loss(h).mean() + lambda * critic_loss(h).mean(); loss.backward(). The same gradients,
@@ -159,20 +155,20 @@ def add_gradients(
         actor_loss, critic_loss, share = actor_loss_SG.mean(), critic_loss_CSG.mean(), len(h) / all_states
         ((actor_loss + config.critic_weight * critic_loss) * share).backward()
         grad_SD[part] = h.grad
-        sizes.append(
-            torch.stack([actor_loss_SG.detach().abs().mean(1), critic_loss_CSG.detach().mean((0, 2))])
-        )
+        sizes.append((actor_loss_SG.detach().abs().mean(1), critic_loss_CSG.detach().mean((0, 2))))
         logged |= more | {"loss/actor": actor_loss.detach(), "loss/critic": critic_loss.detach()}
-        logged |= {"entropy": policy.entropy()[:, -1].detach().mean()}
+        logged |= {"entropy": policy.entropy()[:, -1].detach().mean()}  # of the policy that acts
         logged |= {"value": q_CSG[..., -1].mean() / config.reward_scale}
         for name, value in logged.items():
             metrics[name] += value * share
 
     # For the log alone: learning never sees a task's number.
-    ones_1S, gradient_1S = torch.ones_like(reward_S)[None], grad_SD.norm(dim=1)[None]
-    by_task.index_add_(1, task_S, torch.cat([ones_1S, torch.cat(sizes, dim=1), gradient_1S]))
+    actor_S, critic_S = (torch.cat(parts) for parts in zip(*sizes))
+    by_task.index_add_(
+        1, task_S, torch.stack([torch.ones_like(actor_S), actor_S, critic_S, grad_SD.norm(dim=1)])
+    )
 
-    # One backward through Transformer and encoder, with the gradient of all chunks.
+    # ---- The backward pass through Transformer and encoder: one for all chunks.
     h_BTD.backward(torch.zeros_like(h_RD).index_copy_(0, row_S, grad_SD).view_as(h_BTD))
     return metrics
 
@@ -187,8 +183,8 @@ def next_values(agent: Agent, next_SD: Tensor, reduce: Callable) -> Tensor:
     return reduce(take_subset(q_CSG, subset_RSG), 0)
 
 
-# The two critic losses take states (S, D), stored actions (S, 1, A) and targets (S, G); they return the loss
-# (C, S, G), values of the stored actions (C, S, G) without gradient, and metrics.
+# Critic losses take states (S, D), stored actions (S, 1, A) and targets (S, G). They return the loss (C, S, G), the
+# stored actions' values (C, S, G) without gradient, and metrics.
 
 
 def classification_loss(agent: Agent, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor):
@@ -214,8 +210,7 @@ def regression_loss(agent: Agent, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor
     return loss_CSG, popart.denormalised(raw_CSG.detach()), {}
 
 
-# The two actor losses also take the policy (..., G, A) and the values of the stored actions (C, S, G); they
-# return the loss (S, G) and metrics.
+# Actor losses also take the policy (S, G, A) and the stored actions' values. They return the loss (S, G) and metrics.
 
 
 def imitate(agent: Agent, config, h_SD: Tensor, stored_S1A: Tensor, policy: Distribution, q_CSG: Tensor):
@@ -252,10 +247,3 @@ VARIANTS = {
     "dep_ind": Variant(maximise, classification_loss, torch.amin),
     "dep_dep": Variant(maximise, regression_loss, torch.amin),
 }
-
-
-def average_gradients(parameters: list[Tensor], mean: Callable) -> None:
-    """Replace each parameter's gradient by its mean over all processes: one message for all of them."""
-    flat = mean(torch.cat([p.grad.flatten() for p in parameters]))
-    for p, part in zip(parameters, flat.split([p.numel() for p in parameters])):
-        p.grad.copy_(part.view_as(p))
