@@ -57,9 +57,9 @@ class PopArt(nn.Module):
         """Update the statistics with the returns (..., G) where the booleans `mask` (..., G) are True.
 
         Without a mask, all count. Other values have no effect, even NaN, and a discount without values keeps
-        its statistics. The caller must mask NaN, infinity and values whose square overflows: one of them would
-        corrupt the statistics permanently. `denormalised` of any raw output is the same before and after. With
-        several processes, `pool` takes this process's sums (3, G) and returns their mean over all processes.
+        its statistics. The caller must mask NaN, infinity and values whose square overflows: one of them
+        would corrupt the statistics permanently. `denormalised` of a raw output is the same before and after.
+        With several processes, `pool` takes this one's sums (3, G) and returns their mean over all processes.
         """
         value = value.float().flatten(0, -2)
         mask = torch.ones_like(value, dtype=torch.bool) if mask is None else mask.bool().flatten(0, -2)
