@@ -28,10 +28,9 @@ from torch import Tensor
 
 from agent import Policy, TwoHotValue
 from envs import nearest
-from evaluate import find_checkpoint
+from evaluate import find_checkpoint, load
 from plots.style import LOOK, bin_map, bin_position, heat_map, save
 from runtime.episode_buffer import parts
-from train import load
 from twohot import BinSupport
 
 MOST_STEPS = 1000  # are played and drawn; a picture has too few rows of pixels for more
