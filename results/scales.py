@@ -7,7 +7,7 @@ Trains all four variants on the four tasks of `--env scales`, whose rewards are 
 runs with one thread each, as many at a time as there are cores. After an interruption, run it again: finished
 runs are kept, and others resume from their checkpoints. Writes results/scales.csv (a row for each run and
 task), results/scales_shares.csv (each task's mean share of the losses, and the last standard deviation of
-PopArt) and results/scales.txt (a table, commands, commit, minutes). `python plot.py scales` draws the figures.
+PopArt) and results/scales.txt (a table, commands, commit, minutes). `python plot.py scales` draws them.
 """
 
 import argparse
