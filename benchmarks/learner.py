@@ -33,7 +33,8 @@ from agent import Agent
 from config import Config, check_device
 from presets import preset
 from replay import Batch
-from train import make_optimizer, update
+from train import make_optimizer
+from update import update
 
 # What `wiring.sizes` says of the environments: vector width, actions, discrete?, image shape, layout where needed.
 SIZES = {
@@ -42,7 +43,7 @@ SIZES = {
     "procgen-easy": (19, 15, True, (64, 64, 3), None),
     "procgen-memory-hard": (19, 15, True, (64, 64, 3), None),
     "atari": (22, 18, True, (84, 84, 3), None),
-    "babyai": (172, 7, True, None, {"grid": slice(0, 147), "tokens": slice(147, 157)}),
+    "babyai": (172, 7, True, None, {"grid": slice(0, 147), "tokens": slice(147, 157)}, 31),
 }
 # name -> preset, scale, what differs from it. "-cpu": as large as an update of a few seconds on 2 cores allows.
 SHAPES = {
@@ -86,6 +87,8 @@ def make_batch(config: Config, agent: Agent | None = None, seed: int = 0) -> Bat
         reward_BT=torch.randn(B, T, generator=rng),
         done_BT=torch.zeros(B, T, dtype=torch.bool),
         mask_BT=torch.ones(B, T, dtype=torch.bool),
+        real_S=torch.arange(B * T),
+        lengths=(T,) * B,
         time_BT=time_BT,
         task_B=torch.zeros(B, dtype=torch.long),
         image_BT=image_BT,
@@ -117,7 +120,7 @@ def make_learner(shape: str, implementation: str, entropy: float | None, device:
     if discrete and entropy is not None:
         sharpen(agent, make_batch(config), entropy)
     batch = make_batch(config, agent if discrete else None)
-    agent, batch = agent.to(device), Batch(*(None if t is None else t.to(device) for t in batch))
+    agent, batch = agent.to(device), batch.to(device)
     optimizer, schedule = make_optimizer(agent, config)
     step = plain_update if implementation == "plain" else update
     return lambda: step(agent, optimizer, schedule, batch, config), config

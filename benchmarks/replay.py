@@ -67,11 +67,13 @@ class PlainList:
             done_T[-1] = terminated and i + n == len(reward_T)
             parts = (obs_TO[i : i + n + 1], action_T[i : i + n], reward_T[i : i + n], done_T, mask_T, time_T)
             windows.append(parts if image_T is None else (*parts, image_T[i : i + n + 1]))
+        order = sorted(range(batch), key=lambda b: -window_B[b])  # stable, as Python's sort is
+        windows, tasks = [windows[b] for b in order], [chosen[b][-1] for b in order]
         padded = [
             pad_sequence([*map(torch.from_numpy, part_B)], batch_first=True) for part_B in zip(*windows)
         ]
-        task_B = torch.tensor([task for *_, task in chosen])
-        return Batch(*padded[:6], task_B, *padded[6:])
+        real_S = padded[4].flatten().nonzero().flatten()
+        return Batch(*padded[:5], real_S, padded[5], torch.tensor(tasks), *padded[6:])
 
 
 def make_trajectories(case: str, count: int, longest: int | None = None) -> list[tuple]:

@@ -29,10 +29,9 @@ from torch import Tensor
 
 from agent import Policy, TwoHotValue
 from envs import nearest
-from evaluate import find_checkpoint
+from evaluate import find_checkpoint, load
 from plots.curves import STYLES
 from runtime.episode_buffer import parts
-from train import load
 from twohot import BinSupport, symexp
 
 MOST_STEPS = 1000  # that are played and drawn: a picture has no more rows than that to show them in

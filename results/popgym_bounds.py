@@ -24,7 +24,8 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from envs import Actions
-from suites import popgym_tasks, task_family
+from suites import task_family
+from suites.popgym import popgym_tasks
 
 OUT = Path(__file__).with_suffix(".csv")
 

@@ -27,7 +27,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from suites import SCALES
+from suites.popgym import SCALES
 from suites.scores import load_bounds
 
 VARIANTS = ("ind_ind", "ind_dep", "dep_ind", "dep_dep")

@@ -59,7 +59,7 @@ def save_own(run) -> dict:
         run.replay_parts.append(new | {"end": min(first + PART, replay.total_added)})
     state = {
         "replay": replay.state_dict(replay.total_added),
-        "lanes": run.lanes.state_dict(),
+        "lanes": run.buffer.state_dict(),
         "policy": run.policy.state_dict(),
         "envs": run.envs.snapshots(),
         "recent": run.recent,
@@ -99,8 +99,9 @@ def restore(run) -> tuple[dict | None, dict]:
         os.replace(before, newest)  # what is damaged must not become the one before the next
     checkpoint.fill(run.agent, state["agent"])
     run.optimizer.load_state_dict(state["optimizer"])
-    run.schedule.load_state_dict(state["schedule"])
-    set_rates(run.optimizer, run.schedule, run.config)
+    run.schedule.load_state_dict(state["schedule"])  # sets the learning rate of this command line
+    for group in run.optimizer.param_groups:  # the loaded state has brought the old one back
+        group["weight_decay"] = run.config.weight_decay
     for name, value in state["counters"].items():
         setattr(run, name, value)
     print(f"resuming runs/{run.config.name} at env step {run.steps:,}, update {run.updates:,}")
@@ -110,14 +111,6 @@ def restore(run) -> tuple[dict | None, dict]:
     if changed:
         print(f"{', '.join(changed)} changed: rollouts begin anew")
     return None if changed else own, log
-
-
-def set_rates(optimizer, schedule, config) -> None:
-    "What the command line says now of learning rate and weight decay; loaded states bring the old ones back."
-    schedule.base_lrs = [config.learning_rate] * len(schedule.base_lrs)
-    for group, factor in zip(optimizer.param_groups, schedule.lr_lambdas):
-        group["initial_lr"], group["weight_decay"] = config.learning_rate, config.weight_decay
-        group["lr"] = config.learning_rate * factor(schedule.last_epoch)
 
 
 def in_all(read, *arguments):
@@ -159,14 +152,14 @@ def load_own(run, state: dict) -> dict:
 
 def go_on(run, own: dict) -> None:
     "Put back what this process had: rollouts in progress are stepped again, from their seeds and actions."
-    run.lanes.load_state_dict(own["lanes"])
+    run.buffer.load_state_dict(own["lanes"])
     run.policy.load_state_dict(own["policy"])
     on_device = lambda metrics: {name: value.to(run.device) for name, value in metrics.items()}
     run.recent, run.returns = list(map(on_device, own["recent"])), defaultdict(list, own["returns"])
     for task, returns in own["last_returns"].items():
         run.last_returns[task].extend(returns)
     run.rng.bit_generator.state = own["run_rng"]
-    obs_E, expected_E = parts(run.envs.restore(own["envs"])[0]), run.lanes.newest()
+    obs_E, expected_E = parts(run.envs.restore(own["envs"])[0]), run.buffer.newest()
     same_E = np.all([[np.array_equal(a, b) for a, b in zip(obs_E[n], expected_E[n])] for n in obs_E], axis=0)
     for e in np.flatnonzero(~same_E):  # a simulator that is not determined by its seed: these begin anew
         for name, value in parts(run.envs.restart(e)[0]).items():
