@@ -66,7 +66,8 @@ class TwoHotValue(nn.Module):
         """Normalised values (C, S, G) of the policy's own actions, with a gradient to the policy alone."""
         action_KSGA = policy.rsample(samples)
         q_CSG = self.support.decode(frozen(self.critics, h_SD, action_KSGA)).mean(1)
-        # This critic has no output layer for PopArt to correct: its returns are normalised as they are.
+        # This critic has no output layer for PopArt to correct: its returns are normalised as they are. OFFICIAL: the
+        # paper does not print how.
         return popart.standardise(q_CSG)
 
 

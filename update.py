@@ -224,8 +224,8 @@ def imitate(agent: Agent, config, h_SD: Tensor, stored_S1A: Tensor, policy: Dist
 
 def maximise(agent: Agent, config, h_SD: Tensor, stored_S1A: Tensor, policy: Distribution, q_CSG: Tensor):
     """Scale-dependent actor loss (S, G): minus the value of the policy's own action. Source: Eq. 2."""
-    # Eq. 2:  L = -Q(h, a ~ pi(h)).  The state is detached: the Transformer learns from the actor's loss through
-    # the policy alone.
+    # Eq. 2:  L = -Q(h, a ~ pi(h)).  OFFICIAL: the state is detached, so that the Transformer learns from the actor's
+    # loss through the policy alone.
     q_CSG = agent.value.policy_values(h_SD.detach(), policy, config.action_samples, agent.popart)
     loss_SG, info = value_loss(q_CSG)
     return loss_SG, {name: value.mean() for name, value in info.items()}
@@ -240,7 +240,8 @@ class Variant(NamedTuple):
 
 
 # Actor first; `ind` is independent of the scale of returns, `dep` depends on it. Variants differ here, and in the
-# critic that `Agent` builds; encoder, Transformer, replay and training loop are the same.
+# critic that `Agent` builds; encoder, Transformer, replay and training loop are the same. OFFICIAL: the paper does not
+# print the target's reduction, mean or minimum.
 VARIANTS = {
     "ind_ind": Variant(imitate, classification_loss, torch.mean),
     "ind_dep": Variant(imitate, regression_loss, torch.mean),

@@ -3,7 +3,7 @@ r"""How long one update takes, against the same mathematics written plainly, in 
     python benchmarks/learner.py                                # all shapes; about a quarter of an hour on 2 cores
     python benchmarks/learner.py --shapes small,laptop --repeats 5
 
-A row a shape and implementation: `plain` (plain.py, float32), `float32` and `bf16` (train.update). Seconds are
+A row a shape and implementation: `plain` (plain.py, float32), `float32` and `bf16` (update.py). Seconds are
 medians over interleaved updates, the ratio is plain's seconds over the row's. Peak memory is that of a process of
 its own, everything included. Of the arithmetic, what PyTorch counts (matrix multiplies, convolutions, attention)
 is compared with a large matrix multiply measured between the updates, in the same number format.
@@ -36,7 +36,7 @@ from replay import Batch
 from train import make_optimizer
 from update import update
 
-# What `wiring.sizes` says of the environments: vector width, actions, discrete?, image shape, layout where needed.
+# Arguments of `Agent` by environment: vector width, actions, discrete, image shape, layout, vocabulary.
 SIZES = {
     "popgym": (57, 27, True, None, None),
     "metaworld": (46, 4, False, None, None),
@@ -67,7 +67,7 @@ def config_of(shape: str, precision: str = "float32", **changes) -> Config:
 
 def make_batch(config: Config, agent: Agent | None = None, seed: int = 0) -> Batch:
     """A batch of full windows of noise. With an `agent`, discrete actions are its own policy's."""
-    observation_dim, action_dim, discrete, image_shape, _ = SIZES[config.env]
+    observation_dim, action_dim, discrete, image_shape = SIZES[config.env][:4]
     rng, (B, T) = torch.Generator().manual_seed(seed), (config.batch_size, config.context)
     obs_BTO = torch.randn(B, T + 1, observation_dim, generator=rng)
     image_BT = None
