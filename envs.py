@@ -245,6 +245,10 @@ class MultiTaskEnv(gymnasium.Env):
         limits = [attempt_limit(env) for env in self._envs]
         longest = None if None in limits else attempts * max(limits)
         self.max_rollout_length = min((n for n in (longest, max_steps) if n is not None), default=None)
+        self.observation_size, self.action_size = self._size, A
+        self.parts = {"vector": ((self._size,), np.dtype(np.float32))}
+        if self.image_shape:
+            self.parts["image"] = (self.image_shape, np.dtype(np.uint8))
         self._info = [{"task": name, "task_id": i} for i, name in enumerate(self.tasks)]
         self._task = self._start = None
 
@@ -437,5 +441,5 @@ def attempt_limit(env: gymnasium.Env) -> int | None:
 
 
 if __name__ == "__main__":
-    if "--list" in sys.argv:  # the benchmarks import this file, so they are asked, not imported
+    if sys.argv[1:]:  # the benchmarks import this file, so they are asked, not imported
         runpy.run_module("suites", run_name="__main__")

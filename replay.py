@@ -69,9 +69,37 @@ class Batch(NamedTuple):
     done_BT: Tensor  # (B, T) bool: the rollout terminated with this step
     mask_BT: Tensor  # (B, T) bool
     real_S: Tensor  # (S,) int64: where the mask is True, as indices into a flat (B * T,), in ascending order
+    lengths: tuple[int, ...]  # (B,) real steps in each window, known to the host
     time_BT: Tensor  # (B, T+1) int64: index of each observation in its rollout
     task_B: Tensor  # (B,) int64, for reports only: learning never sees it
     image_BT: Tensor | None = None  # (B, T+1, H, W, C) uint8, if the replay holds images
+
+    def windows(self, first: int, last: int) -> "Batch":
+        """The windows `first` to `last` (exclusive), trimmed to the longest of them: views, but for `real_S`."""
+        steps, lengths = max(self.lengths[first:last]), self.lengths[first:last]
+        shorter = self.mask_BT.shape[1] - steps
+        begin = sum(self.lengths[:first])
+        real_S = self.real_S[begin : begin + sum(lengths)]
+        # Rows are `shorter` by as many columns, and those before `first` are gone.
+        window_S = real_S.div(self.mask_BT.shape[1], rounding_mode="floor")
+        real_S = real_S - window_S * shorter - first * steps
+        rows, columns, states = slice(first, last), slice(steps), slice(steps + 1)
+        return Batch(
+            self.obs_BTO[rows, states],
+            self.action_BT[rows, columns],
+            self.reward_BT[rows, columns],
+            self.done_BT[rows, columns],
+            self.mask_BT[rows, columns],
+            real_S,
+            lengths,
+            self.time_BT[rows, states],
+            self.task_B[rows],
+            None if self.image_BT is None else self.image_BT[rows, states],
+        )
+
+    def to(self, device) -> "Batch":
+        """The batch with its tensors on `device`; `lengths` stay with the host."""
+        return Batch(*(x.to(device, non_blocking=True) if isinstance(x, Tensor) else x for x in self))
 
 
 class Replay:
@@ -268,8 +296,9 @@ class Replay:
             if image_BT is not None:
                 self.frames.read(segment.handle, first, steps + 1, out=image_BT[b, : steps + 1])
         real_S = np.flatnonzero(mask_BT)
-        arrays = (obs_BTO, action_BT, reward_BT, done_BT, mask_BT, real_S, time_BT, task_B, image_BT)
-        return Batch(*(None if array is None else torch.from_numpy(array) for array in arrays))
+        lengths = tuple(window_B[order_B].tolist())
+        fields = (obs_BTO, action_BT, reward_BT, done_BT, mask_BT, real_S, lengths, time_BT, task_B, image_BT)
+        return Batch(*(torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in fields))
 
     # --------------------------------------------------------------------------- saving and loading
 

@@ -292,7 +292,7 @@ def _save_own(run) -> dict:
         run.replay_parts.append(new | {"end": min(first + PART, replay.total_added)})
     state = {
         "replay": replay.state_dict(replay.total_added),  # no segments, but the generator's state
-        "episodes": run.lanes.state_dict(),
+        "episodes": run.buffer.state_dict(),
         "policy": run.policy.state_dict(),
         "envs": run.envs.snapshots(),
         "recent": run.recent,
@@ -334,12 +334,9 @@ def restore_run(run) -> tuple[dict | None, dict]:
         os.replace(previous, newest)  # the damaged file must not become the next previous.pt
     fill(run.agent, state["agent"])
     run.optimizer.load_state_dict(state["optimizer"])
-    run.schedule.load_state_dict(state["schedule"])
-    # The loaded states bring back the old learning rate and weight decay; the command line's count.
-    run.schedule.base_lrs = [run.config.learning_rate] * len(run.schedule.base_lrs)
-    for group, factor in zip(run.optimizer.param_groups, run.schedule.lr_lambdas):
-        group["initial_lr"], group["weight_decay"] = run.config.learning_rate, run.config.weight_decay
-        group["lr"] = run.config.learning_rate * factor(run.schedule.last_epoch)
+    run.schedule.load_state_dict(state["schedule"])  # sets the learning rate of this command line
+    for group in run.optimizer.param_groups:  # the loaded state has brought the old one back
+        group["weight_decay"] = run.config.weight_decay
     for name, value in state["counters"].items():
         setattr(run, name, value)
     print(f"resuming runs/{run.config.name} at env step {run.steps:,}, update {run.updates:,}")
@@ -389,14 +386,14 @@ def _load_own(run, state: dict) -> dict:
 def continue_run(run, own: dict) -> None:
     """Restore this process's own state: environments step again through the seeds and actions of their rollouts."""
     parts = lambda obs: obs if isinstance(obs, dict) else {"vector": obs}
-    run.lanes.load_state_dict(own["episodes"])
+    run.buffer.load_state_dict(own["episodes"])
     run.policy.load_state_dict(own["policy"])
     on_device = lambda metrics: {name: value.to(run.device) for name, value in metrics.items()}
     run.recent, run.returns = list(map(on_device, own["recent"])), defaultdict(list, own["returns"])
     for task, returns in own["last_returns"].items():
         run.last_returns[task].extend(returns)
     run.rng.bit_generator.state = own["run_rng"]
-    obs_E, expected_E = parts(run.envs.restore(own["envs"])[0]), run.lanes.newest()
+    obs_E, expected_E = parts(run.envs.restore(own["envs"])[0]), run.buffer.newest()
     same_E = np.all([[np.array_equal(a, b) for a, b in zip(obs_E[n], expected_E[n])] for n in obs_E], axis=0)
     for e in np.flatnonzero(~same_E):  # its simulator draws from a generator that no seed reaches
         for name, value in parts(run.envs.restart(e)[0]).items():

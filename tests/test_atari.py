@@ -13,8 +13,8 @@ from gymnasium.utils.env_checker import check_env
 
 from runtime.vector_env import make_vector_env
 from suites import BENCHMARKS, make_env
+from suites.atari import ATARI_GAMES, AtariGame, area_resizer
 from suites.scores import load_bounds
-from suites.simulators import ATARI_GAMES, AtariGame, area_resizer
 
 ROOT = Path(__file__).resolve().parent.parent
 GAMES = ATARI_GAMES.split()
@@ -173,7 +173,7 @@ def test_vector_environments_keep_to_their_games(asynchronous):
 
 def test_a_spawned_worker_finds_the_games_and_prints_nothing():
     "Nothing is registered there before, as in a process that gets only the constructor."
-    code = "import simulators; print(simulators.AtariGame('Pong').reset(seed=0)[0].shape)"
+    code = "from suites.atari import AtariGame; print(AtariGame('Pong').reset(seed=0)[0].shape)"
     done = subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "(84, 84, 3)\n", "")
 

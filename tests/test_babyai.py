@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import envs
 from runtime.vector_env import make_vector_env
-from suites import all_tasks, held_out_tasks, make_env, simulators
-from suites.simulators import BABYAI_TOKENS, BABYAI_VOCABULARY, BabyAITask, babyai_tokens
+from suites import BENCHMARKS, all_tasks, held_out_tasks, make_env
+from suites.__main__ import print_list
+from suites.babyai import BABYAI_LENGTH, BABYAI_TOKENS, BabyAITask, babyai_tokens
 
 minigrid = pytest.importorskip("minigrid")
 
@@ -77,8 +77,8 @@ def test_the_vocabulary_is_fixed_and_complete():
             used |= set(tokens[:length].tolist())
             longest = max(longest, length)
             assert task.game.max_steps == task.max_episode_length, name
-    assert 1 not in used and used <= set(range(2, 31)) and longest == simulators.BABYAI_LENGTH == 10
-    assert len(used) >= 28 and len(BABYAI_TOKENS) == 29 and BABYAI_VOCABULARY == 31
+    assert 1 not in used and used <= set(range(2, 31)) and longest == BABYAI_LENGTH == 10
+    assert len(used) >= 28 and len(BABYAI_TOKENS) == 29 and BENCHMARKS["babyai"].vocabulary == 31
     # Worked out by hand; a checkpoint depends on these numbers.
     assert babyai_tokens("open the red door, then open the blue door").tolist() == [
         *(19, 24, 22, 8, 2, 25, 19, 24, 6, 8)
@@ -255,6 +255,6 @@ def test_a_missing_or_another_package_says_what_to_install(monkeypatch):
 
 
 def test_the_list_names_every_task(capsys):
-    envs.print_list("babyai")
+    print_list("babyai")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["BabyAI-GoToLocal-v0", "161", "7", "64"] in lines and len(lines) >= 52

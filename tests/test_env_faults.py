@@ -467,7 +467,7 @@ def test_workers_end_with_a_parent_that_is_killed():
     "The replaced one too; each of them holds copies of what the others listen to."
     code = (
         "import os, signal\n"
-        "from vector import make_vector_env\n"
+        "from runtime.vector_env import make_vector_env\n"
         "envs = make_vector_env('popgym', 3, True, tasks='RepeatFirstEasy')\n"
         "envs.reset(seed=0)\n"
         "os.kill(envs.processes[0].pid, signal.SIGKILL)\n"

@@ -5,7 +5,6 @@ import copy
 import functools
 import io
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envs import Actions, MultiTaskEnv, attempt_limit, feature_count, flattener
 from runtime.vector_env import InProcess, InWorkers, make_vector_env
-from suites import SCALES, all_tasks, held_out_tasks, make_env, popgym_tasks, task_family
+from suites import all_tasks, held_out_tasks, make_env, task_family
+from suites.popgym import SCALES, popgym_tasks
 
 ENVS_FILE = Path(__file__).resolve().parent.parent / "envs.py"
 
@@ -807,22 +807,33 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
         popgym_tasks.__wrapped__()  # behind its cache
 
 
-def test_the_file_works_alone(tmp_path):
-    "Copied into an empty folder, it shows its example, lists a benchmark, and tells a mistake in one line."
-    for file in (ENVS_FILE, ENVS_FILE.with_name("simulators.py")):
-        shutil.copy(file, tmp_path)
+def run_python(*arguments, folder=ENVS_FILE.parent):
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", *arguments]
+    return subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
 
-    def run(*arguments):
-        command = [sys.executable, "-W", "ignore", "envs.py", *arguments]
-        return subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True)
 
-    shown = run().stdout
-    assert "t=51 observation" in shown and "real returns [1.0, 1.0], counted 1.000" in shown
-    assert ["RepeatFirstHard", "4", "4", "831"] in [
-        line.split() for line in run("--list", "popgym").stdout.splitlines()
-    ]
-    mistake = run("--list", "popgim")
+def test_envs_lists_benchmarks_and_names_a_mistake_in_one_line():
+    listed = run_python("envs.py", "--list", "popgym").stdout.splitlines()
+    assert ["RepeatFirstHard", "4", "4", "831"] in [line.split() for line in listed]
+    mistake = run_python("envs.py", "--list", "popgim")
     assert mistake.returncode == 2 and mistake.stderr.count("\n") == 1 and "popgym" in mistake.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("popgym", ["t=51 observation", "real returns [1.0, 1.0], counted 1.000"]),
+        ("metaworld", ["'ML45': 50", "shown as [0. 0. 0.]"]),
+        ("babyai", ["'train': 50", "[19 24 22  8  0  0  0  0  0  0]"]),
+        ("procgen", ["coinrun, train, seed 0: level 1701"]),
+        ("atari", ["three pixels as two: [30 50]", "0 numbers differ"]),
+        ("gym", ["'observation': 6, 'previous_action': 3"]),
+    ],
+)
+def test_each_suite_shows_its_example_and_no_warning(name, words):
+    shown = run_python("-m", f"suites.{name}")
+    assert shown.returncode == 0 and shown.stderr == ""
+    assert all(word in shown.stdout for word in words), shown.stdout
 
 
 def test_tasks_that_draw_nothing_render_none():
