@@ -6,8 +6,7 @@ Why      one batched step of the policy serves all of them; a simulator that tak
          another process gains from several; and in a run of days, some worker dies
 Paper    none: our choice
 Shapes   E environments; observations (E, O), or a dictionary of (E, ...)
-Copy     this file with envs.py and simulators.py; need numpy and gymnasium, and a benchmark's package to play it
-Try      python vector.py
+Try      python -m runtime.vector_env
 """
 
 import contextlib
@@ -60,8 +59,34 @@ def begun(obs_E: Sequence, info_E: Sequence[dict]) -> tuple:
     return together(obs_E), {"task": task_E, "task_id": np.array([info["task_id"] for info in info_E])}
 
 
+def step_on(env, action) -> tuple:
+    """`step`, and `reset` at a rollout's end: the five results, and the ended rollout's last ones or None."""
+    obs, reward, terminated, truncated, info = env.step(action)
+    if not (terminated or truncated):
+        return obs, reward, terminated, truncated, info, None
+    last, (obs, info) = {"final_obs": obs, "final_info": info}, env.reset()
+    return obs, reward, terminated, truncated, info, last
+
+
+def restore(env, snapshot: dict) -> tuple:
+    """Play a rollout again, up to where `snapshot` was taken: (observation, info) as they were then.
+
+    The rest follows as it would have. (A simulator's own state would need a pickle, and loading one runs code.)
+    Where seed and actions do not determine a simulator, the observation may differ: compare it. A rollout that ends
+    too early is followed by a new one, whose first observation equals no later one.
+    """
+    env.np_random.bit_generator.state, over = snapshot["generator"], False
+    obs, info = env.reset(options={"task": snapshot["task"]})
+    for action in snapshot["actions"]:
+        if over:
+            return env.reset()
+        obs, _, terminated, truncated, info = env.step(action)
+        over = terminated or truncated
+    return obs, info
+
+
 def stepped(envs: VectorEnv, steps_E: Sequence[tuple], lost_E: np.ndarray) -> tuple:
-    "What each environment's `step_on` returned, as one: each of them (E,) or (E, ...)."
+    "What `step_on` returned of each environment, as one: each of them (E,) or (E, ...)."
     obs_E, reward_E, terminated_E, truncated_E, info_E, last_E = zip(*steps_E)
     (obs, info), last = begun(obs_E, info_E), {}
     for e, ended in enumerate(last_E):
@@ -80,7 +105,7 @@ class InProcess(SyncVectorEnv):
 
     def step(self, actions):
         """One step of every environment; where a rollout ends, the next one has begun."""
-        steps_E = [env.step_on(action) for env, action in zip(self.envs, actions, strict=True)]
+        steps_E = [step_on(env, action) for env, action in zip(self.envs, actions, strict=True)]
         return stepped(self, steps_E, np.zeros(self.num_envs, dtype=bool))
 
     def snapshots(self) -> list[dict]:
@@ -90,7 +115,7 @@ class InProcess(SyncVectorEnv):
     def restore(self, snapshots: Sequence[dict | None]) -> tuple:
         """Live these rollouts again; None begins a new one."""
         pairs = zip(self.envs, snapshots, strict=True)
-        return begun(*zip(*[env.restore(snapshot) if snapshot else env.reset() for env, snapshot in pairs]))
+        return begun(*zip(*[restore(env, snapshot) if snapshot else env.reset() for env, snapshot in pairs]))
 
     def restart(self, e: int) -> tuple:
         """Begin a new rollout in environment `e`; its observation and info."""
@@ -246,7 +271,7 @@ class InWorkers(VectorEnv):
 
 
 def serve(make: Callable, pipe, parents: Sequence) -> None:
-    """A worker's whole life: call its environment's methods as the parent asks, until that hangs up.
+    """A worker's whole life: step, reset and save its environment as the parent asks, until that hangs up.
 
     `pipe` is this end; `parents` the other ends of all pipes, copied into this process, where they would keep
     workers from noticing that their parent is gone. Answers are (result, None), or (None, what is wrong) at the end.
@@ -263,7 +288,8 @@ def serve(make: Callable, pipe, parents: Sequence) -> None:
         with contextlib.closing(make()) as env:
             while True:
                 method, arguments = pipe.recv()
-                pipe.send((getattr(env, method)(**arguments), None))
+                call = {"step_on": step_on, "restore": restore}.get(method) or getattr(type(env), method)
+                pipe.send((call(env, **arguments), None))
     except Exception as error:  # noqa: BLE001  not lost: the parent raises it
         # A task's fault in its one line; anything else is a mistake of ours.
         fault = str(error) if isinstance(error, ValueError) else traceback.format_exc()
