@@ -208,7 +208,7 @@ def check(config: Config, root: Path = ROOT) -> None:
             raise ValueError(f"--{field} must be at least 1, or None, got {getattr(c, field)}")
     if (c.replay_steps is None) == (c.replay_trajectories is None):
         raise ValueError("give exactly one of --replay_trajectories and --replay_steps (the other as None)")
-    held = (c.replay_trajectories or c.replay_steps // c.segment_length) // distributed.count()
+    held = (c.replay_trajectories or c.replay_steps // c.segment_length) // distributed.world_size()
     if held < c.batch_size:
         raise ValueError(
             f"the replay (of one process) may hold no more than {held} segments, and a batch takes {c.batch_size}: raise "
@@ -277,7 +277,7 @@ def check_device(device: str) -> None:
         raise ValueError(f"--device {device} is not known here: say auto, cpu, cuda or cuda:1")
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ValueError(f"--device {device}, but no GPU is there: leave it out, or say --device cpu")
-    gpus, processes = torch.cuda.device_count(), distributed.on_this_machine()
+    gpus, processes = torch.cuda.device_count(), distributed.local_world_size()
     if device.startswith("cuda:") and (processes > 1 or int(device[5:]) >= gpus):
         raise ValueError(
             f"--device {device}, with {gpus} GPU(s) and {processes} process(es): say --device cuda"

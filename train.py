@@ -56,33 +56,41 @@ def main(argv: list[str] | None = None) -> list[dict] | None:
     Returns the last evaluation's table (rows of scores.py; None in all processes but the first). After Ctrl-C or
     SIGTERM it saves and exits.
     """
-    distributed.start()
-    run = Run(distributed.of_first(lambda: parse(argv, ROOT)))
-    run.log.say(f"runs/{run.config.name}: to watch it,  tensorboard --logdir runs")
-    try:
-        while True:  # Run.update and Run.evaluate call the functions of that name below, and log
-            step = run.next_step()
-            if step == "stop":
-                rows = run.finish()
-                distributed.stop()
-                return rows
-            if step == "evaluate":
-                run.evaluate(run.config.eval_episodes)
-                run.log.done(step)
-            elif step == "save":
-                run.save()
-                run.log.done(step)
-            elif step == "update":
-                run.update()
-            else:
-                collect(run)
-    except (OSError, MemoryError, RuntimeError) as error:
-        line = explained(error, run)
-        if line is None:
-            raise
-        raise line from error
-    finally:
-        run.close()
+    with distributed.process_group():
+        run = Run(distributed.run_on_first(lambda: parse(argv, ROOT)))
+        run.log.say(f"runs/{run.config.name}: to watch it,  tensorboard --logdir runs")
+        try:
+            rows = train(run)
+        except (OSError, MemoryError, RuntimeError) as error:
+            line = explained(error, run)
+            if line is None:
+                raise
+            raise line from error
+        finally:
+            run.close()
+    # After the block: processes that a signal has stopped leave together, too.
+    if run.interrupted:
+        sys.exit(128 + run.interrupted)  # the shell's convention
+    return rows
+
+
+def train(run: "Run") -> list[dict] | None:
+    """The loop of a run; returns the last evaluation's table. Run.update and Run.evaluate call `update` and
+    `evaluate` below, and log."""
+    while True:
+        step = run.next_step()
+        if step == "stop":
+            return run.finish()
+        if step == "evaluate":
+            run.evaluate(run.config.eval_episodes)
+            run.log.done(step)
+        elif step == "save":
+            run.save()
+            run.log.done(step)
+        elif step == "update":
+            run.update()
+        else:
+            collect(run)
 
 
 # ---------------------------------------------------------------------------------------------- collect
@@ -120,7 +128,7 @@ def collect(run: "Run") -> None:
             lanes.start(e, obs_E, time=start + len(reward_T))
     if (done_E | lost_E).any():
         run.policy.reset(done_E | lost_E)
-    run.steps += config.num_envs * distributed.count()
+    run.steps += config.num_envs * distributed.world_size()
     # Updates per env step accumulate as a fraction. Of several processes each counts its own steps: together
     # they then learn as often from each step as one would, from batches so many times larger.
     if run.learning:
@@ -147,7 +155,7 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
     agent.train()
     # Input statistics change here and nowhere else, from the observations of real steps.
     mask_BT1 = F.pad(batch.mask_BT, (1, 0), value=True)
-    pool = [distributed.mean] if distributed.count() > 1 else []  # those of all processes' batches
+    pool = [distributed.mean] if distributed.world_size() > 1 else []  # those of all processes' batches
     agent.encoder.update_statistics(batch.obs_BTO, mask_BT1, *pool)
     optimizer.zero_grad()
     totals, all_states = defaultdict(float), batch.mask_BT.sum().item()
@@ -161,7 +169,7 @@ def update(agent: Agent, optimizer, schedule, batch, config: Config, num_tasks: 
     # Of several processes, each with a batch of its own: the mean gradient, and the first one's buffers
     # (the power iterations of sigma-reparam count passes, which may be more in one than in another).
     distributed.average_([p.grad for p in parameters])
-    distributed.copy_first_([b for b in agent.buffers() if b.dtype == torch.float32])
+    distributed.broadcast_([b for b in agent.buffers() if b.dtype == torch.float32])
     norm = nn.utils.get_total_norm([p.grad for p in parameters])
     totals |= {"popart/mu": agent.popart.mu[-1].clone(), "popart/sigma": agent.popart.sigma[-1]}
     totals |= {"gradient_norm": norm, "skipped": (~torch.isfinite(norm)).float()}
@@ -351,7 +359,7 @@ class Run:
         self.seed = np.random.SeedSequence([config.seed, distributed.rank()])
         self.rng = np.random.default_rng(self.seed)
         self.device = torch.device(config.device)
-        if self.device.type == "cuda" and distributed.count() > 1:
+        if self.device.type == "cuda" and distributed.world_size() > 1:
             self.device = torch.device("cuda", torch.cuda.current_device())  # one for each process
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
@@ -369,7 +377,7 @@ class Run:
         self.steps = self.updates = self.rollouts = self.lost = self.saves = 0
         self.updates_owed, self.best, self.learning = 0.0, -float("inf"), False
         # Updates left out in a row, and what was not finite in the first of them.
-        self.skipped, self.first_bad = 0, ""
+        self.skipped, self.first_bad, self.interrupted = 0, "", 0
         self.recent, self.returns = [], defaultdict(list)
         self.last_returns = defaultdict(lambda: deque(maxlen=20))
         # Files of the replay so far, and all those of the last checkpoint.
@@ -380,7 +388,7 @@ class Run:
             load_weights(self.agent, config)
         saved = dataclasses.asdict(config) | {"resume": False}
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
-        used = {"processes": distributed.count(), "gpu": gpu, "threads": torch.get_num_threads()}
+        used = {"processes": distributed.world_size(), "gpu": gpu, "threads": torch.get_num_threads()}
         versions = describe_versions(ROOT) | used
         limits = config.steps, config.minutes
         self.log = Logger(self.folder, saved, versions, *limits, **resumed, silent=distributed.rank() > 0)
@@ -413,7 +421,7 @@ class Run:
     def next_step(self) -> str:
         "What to do next: stop, evaluate, save, update or collect. Several processes all do the same."
         c, log = self.config, self.log
-        if distributed.count() > 1 and os.getppid() != self.parent:
+        if distributed.world_size() > 1 and os.getppid() != self.parent:
             raise ValueError("torchrun has ended: this process ends, too, so that the run can be resumed")
         log.show(self.steps, self.standing)
         decided = [0.0, 0.0, 0.0]
@@ -424,7 +432,7 @@ class Run:
             decided = [over, log.due("save", c.checkpoint_every), log.due("evaluate", c.eval_every)]
         # Learning starts once every process's replay holds a batch of segments.
         waiting = len(self.replay) < c.batch_size
-        signal_, waiting, *decided = distributed.largest([log.stop_signal or 0, waiting, *decided])
+        signal_, waiting, *decided = distributed.maximum([log.stop_signal or 0, waiting, *decided])
         # A signal that has come meanwhile stays, for the next time that all are asked.
         log.stop_signal = log.stop_signal or int(signal_) or None
         self.learning = not waiting
@@ -444,7 +452,7 @@ class Run:
     def epsilon(self) -> np.ndarray:
         "Exploration in each environment, (E,): each rollout takes its own random fraction of the schedule."
         c, lanes = self.config, self.lanes
-        done = min(1.0, self.steps / (c.num_envs * distributed.count()) / c.epsilon_steps)
+        done = min(1.0, self.steps / (c.num_envs * distributed.world_size()) / c.epsilon_steps)
         epsilon = c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)
         if c.epsilon_late_start is not None:  # it also moves from a rollout's start to its end
             late = c.epsilon_late_start + done * (c.epsilon_late_end - c.epsilon_late_start)
@@ -559,24 +567,20 @@ class Run:
 
     def again(self) -> str:
         "The command that goes on with this run."
-        several = f"torchrun --nproc_per_node {distributed.on_this_machine()} train.py"
-        return (
-            f"{'python train.py' if distributed.count() == 1 else several} --name {self.config.name} --resume"
-        )
+        several = f"torchrun --nproc_per_node {distributed.local_world_size()} train.py"
+        return f"{'python train.py' if distributed.world_size() == 1 else several} --name {self.config.name} --resume"
 
     def finish(self) -> list[dict] | None:
         "The last evaluation, its table and the curves; only a checkpoint if the run was interrupted."
         self.save()
-        (stopped,) = distributed.largest([self.log.stop_signal or 0])
-        if stopped:
+        if self.stopped_by_signal():
             self.log.say(f"saved at env step {self.steps:,}. Go on with:  {self.again()}")
-            sys.exit(128 + int(stopped))  # the shell's convention
+            return None
         self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
         rows = self.evaluate(self.config.final_episodes)
-        (stopped,) = distributed.largest([self.log.stop_signal or 0])
-        if stopped:
+        if self.stopped_by_signal():
             self.log.say(f"saved at env step {self.steps:,}, the last evaluation left out")
-            sys.exit(128 + int(stopped))
+            return None
         self.save()  # once more: the log has grown
         if rows is None:
             return None
@@ -587,6 +591,11 @@ class Run:
 
         self.log.say(f"curves: {plot_run(self.folder)}")
         return rows
+
+    def stopped_by_signal(self) -> bool:
+        "Whether a signal has reached any of the processes; its number is kept for the exit status."
+        self.interrupted = int(distributed.maximum([self.log.stop_signal or 0])[0])
+        return self.interrupted > 0
 
     def close(self) -> None:
         "Close everything, each part even if another fails."
