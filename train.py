@@ -31,7 +31,7 @@ from encoders import random_shift
 from runtime import checkpoint, distributed, resuming
 from runtime.episode_buffer import EpisodeBuffer, parts
 from runtime.frame_store import FramesFull
-from runtime.logger import Logger, describe_versions, hold
+from runtime.logger import Logger, describe_versions, lock_folder
 from runtime.vector_env import make_vector_env
 from runtime.wiring import (
     env_arguments,
@@ -382,7 +382,7 @@ class Run:
         self.last_returns = defaultdict(lambda: deque(maxlen=20))
         # Files of the replay so far, and all those of the last checkpoint.
         self.replay_parts, self.parts_before = [], []
-        self.lock = None if distributed.rank() else hold(self.folder)
+        self.lock = None if distributed.rank() else lock_folder(self.folder)
         own, resumed = resuming.restore(self) if config.resume else (None, {})
         if config.init and not config.resume:
             load_weights(self.agent, config)
@@ -391,7 +391,8 @@ class Run:
         used = {"processes": distributed.world_size(), "gpu": gpu, "threads": torch.get_num_threads()}
         versions = describe_versions(ROOT) | used
         limits = config.steps, config.minutes
-        self.log = Logger(self.folder, saved, versions, *limits, **resumed, silent=distributed.rank() > 0)
+        files = {"config": saved, "versions": versions}
+        self.log = Logger(self.folder, files, *limits, **resumed, silent=distributed.rank() > 0)
 
         self.envs = make_vector_env(
             num_envs=config.num_envs,

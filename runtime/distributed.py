@@ -48,21 +48,16 @@ def process_group():
     try:
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if rank() else sys.stdout):
             yield
-        _barrier()
+        try:
+            maximum([0.0])  # waits for all, on the CPU; dist.barrier would use the GPU
+        except RuntimeError:  # another process has failed, and has printed why
+            sys.exit(1)
         ended_well = True
     finally:
         # NCCL would wait for the operations in flight, which after a failure may never end: the process's
         # exit ends them. Gloo has none in flight here.
         if ended_well or not on_gpus:
             dist.destroy_process_group()
-
-
-def _barrier() -> None:
-    "Wait for all processes. Exit silently if one fails instead: it prints its own error."
-    try:
-        maximum([0.0])  # on the CPU; dist.barrier would take the GPU
-    except RuntimeError:
-        sys.exit(1)
 
 
 def world_size() -> int:
@@ -91,8 +86,7 @@ def mean(tensor: Tensor) -> Tensor:
 
 def average_(tensors: list[Tensor]) -> None:
     """Replace each tensor (any shape) by its mean over all processes."""
-    if world_size() > 1:
-        _replace_in_one_message(tensors, mean)
+    _replace_in_one_message(tensors, mean)
 
 
 def broadcast_(tensors: list[Tensor]) -> None:
@@ -102,15 +96,15 @@ def broadcast_(tensors: list[Tensor]) -> None:
         dist.broadcast(flat, 0)
         return flat
 
-    if world_size() > 1:
-        _replace_in_one_message(tensors, from_first)
+    _replace_in_one_message(tensors, from_first)
 
 
 def _replace_in_one_message(tensors: list[Tensor], exchange: Callable) -> None:
-    "Replace `tensors` by `exchange` of them all as one vector: one message costs less than hundreds."
-    flat = exchange(torch.cat([tensor.flatten() for tensor in tensors]))
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-        tensor.copy_(part.view_as(tensor))
+    "Replace `tensors` by `exchange` of them all as one vector: one message is faster than hundreds."
+    if world_size() > 1:
+        flat = exchange(torch.cat([tensor.flatten() for tensor in tensors]))
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_(part.view_as(tensor))
 
 
 def maximum(values: list[float]) -> list[float]:
@@ -138,20 +132,18 @@ def run_on_first(function: Callable):
     """
     if world_size() == 1:
         return function()
-    result, exit_status = None, 1
+    message = [None, 1]  # the result, and the others' exit status
     try:
         if rank() == 0:
-            result, exit_status = function(), None
+            message = [function(), None]
     except SystemExit as ended:
-        exit_status = 1 if ended.code else 0
+        message[1] = 1 if ended.code else 0
         raise
     finally:
-        message = [result, exit_status]
         dist.broadcast_object_list(message)
-    result, exit_status = message
-    if exit_status is not None:
-        sys.exit(exit_status)
-    return result
+    if message[1] is not None:
+        sys.exit(message[1])
+    return message[0]
 
 
 if __name__ == "__main__":
