@@ -38,7 +38,7 @@ ROLLOUT_FIELDS = ("num_envs", "context", "segment_length", "max_steps")
 def save(run) -> None:
     "checkpoint.pt and its parts: all that a resume needs. The one before it becomes previous.pt."
     run.saves += 1
-    everyones = distributed.gathered(save_own(run))
+    everyones = distributed.all_gather(save_own(run))
     if not distributed.rank():
         log = {"bytes": run.log.sync(), "minutes": run.log.minutes}
         state = run.weights() | {"log": log, "processes": everyones}
@@ -120,7 +120,7 @@ def in_all(read, *arguments):
         result = read(*arguments)
     except checkpoint.CheckpointError as damaged:
         error = damaged
-    return result, next((e for e in distributed.gathered(error) if e is not None), None)
+    return result, next((e for e in distributed.all_gather(error) if e is not None), None)
 
 
 def check(run, state: dict, path) -> None:
@@ -132,7 +132,7 @@ def check(run, state: dict, path) -> None:
             raise ValueError(
                 f"--{name} was {was} and is now {now}: the saved replay holds longer trajectories. Leave it, or raise it"
             )
-    saved, now = len(state["processes"]), distributed.count()
+    saved, now = len(state["processes"]), distributed.world_size()
     if saved != now:
         raise ValueError(
             f"runs/{run.config.name} was saved by {saved} process(es) and is resumed by {now}: resume it with "
