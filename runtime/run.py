@@ -25,7 +25,7 @@ from torch import Tensor
 
 from config import Config
 from evaluate import evaluate, table_of
-from runtime import checkpoint, distributed, resuming
+from runtime import checkpoint, distributed
 from runtime.episode_buffer import parts
 from runtime.frame_store import FramesFull
 from runtime.logger import Logger, describe_versions, lock_folder
@@ -106,7 +106,7 @@ class Run:
             torch.manual_seed(self.seeds.replay)
         else:
             self.closing.enter_context(lock_folder(self.folder))
-        saved, resumed = resuming.restore(self) if config.resume else (None, {})
+        saved, resumed = checkpoint.restore_run(self) if config.resume else (None, {})
         if config.init and not config.resume:
             load_weights(self.agent, config)
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
@@ -126,7 +126,7 @@ class Run:
             for e in range(self.config.num_envs):
                 self.begin(e, obs_E)
         else:
-            resuming.go_on(self, saved)
+            checkpoint.continue_run(self, saved)
         self.logged = (time.monotonic(), self.steps, self.updates)
         self.log.say(f"runs/{self.config.name}: to watch it,  tensorboard --logdir runs")
 
@@ -336,7 +336,7 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint of everything."""
-        resuming.save(self)
+        checkpoint.save_run(self)
         self.log.done("save")
 
 
@@ -383,6 +383,6 @@ def not_finite(agent: torch.nn.Module, metrics: dict[str, Tensor]) -> str:
 def load_weights(agent: torch.nn.Module, config: Config) -> None:
     """Load the weights of another run's checkpoint, --init. CheckpointError, one line, if they do not fit."""
     state = checkpoint.load(config.init, keys=("config", "agent"))
-    shapes = [f for f in resuming.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
+    shapes = [f for f in checkpoint.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
     checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
     checkpoint.fill(agent, state["agent"])
