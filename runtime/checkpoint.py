@@ -266,7 +266,7 @@ ROLLOUT_FIELDS = ("num_envs", "context", "segment_length", "max_steps")
 def save_run(run) -> None:
     """Write checkpoint.pt and its parts, all that a resume needs. The checkpoint before becomes previous.pt."""
     run.saves += 1
-    processes = distributed.gathered(_save_own(run))
+    processes = distributed.all_gather(_save_own(run))
     if not distributed.rank():
         log = {"bytes": run.log.sync(), "minutes": run.log.minutes}
         state = run.weights() | {"log": log, "processes": processes}
@@ -354,7 +354,7 @@ def _on_all_processes(read, *arguments, **more) -> tuple:
         result = read(*arguments, **more)
     except CheckpointError as caught:
         error = caught
-    return result, next((e for e in distributed.gathered(error) if e is not None), None)
+    return result, next((e for e in distributed.all_gather(error) if e is not None), None)
 
 
 def _check_run(run, state: dict, path) -> None:
@@ -366,7 +366,7 @@ def _check_run(run, state: dict, path) -> None:
             raise ValueError(
                 f"--{name} was {was} and is now {now}: the saved replay holds longer segments. Leave it, or raise it"
             )
-    saved, now = len(state["processes"]), distributed.count()
+    saved, now = len(state["processes"]), distributed.world_size()
     if saved != now:
         raise ValueError(
             f"runs/{run.config.name} was saved by {saved} process(es) and is resumed by {now}: resume it with "

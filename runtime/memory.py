@@ -27,7 +27,7 @@ def make_replay(config, env: MultiTaskEnv, folder, device: torch.device, seed: i
     c, (observation_dim, action_dim, discrete, image_shape, _) = config, sizes(env)
     # Each of several processes holds a part of the replay.
     steps, trajectories = (
-        n and max(1, n // distributed.count()) for n in (c.replay_steps, c.replay_trajectories)
+        n and max(1, n // distributed.world_size()) for n in (c.replay_steps, c.replay_trajectories)
     )
     store = {
         "observation_dim": observation_dim,
@@ -81,7 +81,7 @@ def check_memory(
     print(
         f"memory: replay at most {replay_bytes / gigabyte:.2f} GB, learner about {learner / gigabyte:.2f} GB"
     )
-    free = available_memory() // distributed.on_this_machine()
+    free = available_memory() // distributed.local_world_size()
     free_on_device = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free - replay_bytes
     if replay_bytes > free:
         raise ValueError(

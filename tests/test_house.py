@@ -36,8 +36,8 @@ GYMNASIUM = {"reset", "step", "render", "close"}  # gymnasium.Env documents them
 TWINS = {"ScalarValue": "TwoHotValue"}  # agent.py: the first has the methods of the second, documented there
 ANY_SHAPE = {"clean_state_dict"}  # takes tensors of whatever shape
 EQUATIONS = {"# sigma = sqrt(nu - mu^2)"}  # happen to be valid Python
-# (...), (S,), (..., N), (T+1, O), (len(names), tasks), or in words
-SHAPE = r"\(\.\.\.\)|\((\w+\(\w+\)|[\w+*. ]+),[^()]*\)|any shape"
+# (), (...), (S,), (..., N), (T+1, O), (len(names), tasks), or in words
+SHAPE = r"(?<!\w)\(\)|\(\.\.\.\)|\((\w+\(\w+\)|[\w+*. ]+),[^()]*\)|any shape"
 
 
 class File:
@@ -139,9 +139,12 @@ def shapes_named(file: File) -> list[str]:
 
 
 def copied_alone(file: File) -> list[str]:
-    """A file with a `Copy` line imports only files and packages that this line names. A component has one."""
+    """A file whose `Copy` line begins with "this file" imports only files and packages that the line names.
+
+    Every component has such a line.
+    """
     copy, complaints = file.field("Copy"), []
-    if not copy:
+    if not copy.startswith("this file"):
         return ["its head has no `Copy` line"] if file.name in COMPONENTS else []
     beside = set(re.findall(r"(\w+)\.py", copy.partition(";")[0]))  # "this file with envs.py; needs numpy"
     for sibling in sorted(graph(HOUSE | {file.name: file})[file.name]):
