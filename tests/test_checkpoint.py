@@ -270,10 +270,8 @@ def test_another_configuration_is_named():
 
 
 def test_the_worked_example_runs_alone(tmp_path):
-    (tmp_path / "runtime").mkdir()
-    for name in ("__init__", "checkpoint", "distributed"):
-        shutil.copy(Path(checkpoint.__file__).with_name(f"{name}.py"), tmp_path / "runtime")
-    command = [sys.executable, "-m", "runtime.checkpoint"]
+    shutil.copy(checkpoint.__file__, tmp_path)
+    command = [sys.executable, "checkpoint.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     after, again = re.findall(r"drawn after .*(\[.*\])", done.stdout)
     assert after == again and "refused: FOLDER/checkpoint.pt is damaged" in done.stdout
