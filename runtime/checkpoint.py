@@ -16,7 +16,6 @@ Notes    A simulator cannot be saved as plain data. Instead, its rollout's seeds
          stepped again; if that does not lead to the same observation, the rollout restarts (Run.lost counts it).
          Processes on several machines share the folder.
 Copy     this file and distributed.py, in a folder runtime/; needs torch and numpy
-Try      python -m runtime.checkpoint
 """
 
 import dataclasses
@@ -26,7 +25,6 @@ import os
 import pickle
 import random
 import re
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -404,31 +402,3 @@ def continue_run(run, own: dict) -> None:
         run.lost += int((~same_E).sum())
         print(f"{(~same_E).sum()} of {len(same_E)} rollouts restart: their simulators did not repeat them")
     set_rng_state(own["rng"])
-
-
-# ------------------------------------------------------------------------------------------ example
-
-
-def _example() -> None:
-    "Save, load and draw again; then a file that was cut short."
-    draw = lambda: [round(x, 6) for x in (random.random(), np.random.rand(), torch.rand(()).item())]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint.pt"
-        random.seed(0), np.random.seed(0), torch.manual_seed(0)
-        save(path, {"weights": {"w": torch.arange(3.0)}, "steps": 1200, "rng": rng_state()})
-        print("drawn after saving: ", draw())
-        state = load(path)
-        set_rng_state(state["rng"])
-        print("drawn after loading:", draw())
-        print(
-            f"{path.stat().st_size} bytes: weights {state['weights']['w'].tolist()}, steps {state['steps']}"
-        )
-        path.write_bytes(path.read_bytes()[:-100])
-        try:
-            load(path)
-        except CheckpointError as error:
-            print("refused:", str(error).replace(folder, "FOLDER"))
-
-
-if __name__ == "__main__":
-    _example()
