@@ -1,6 +1,9 @@
 # Two commands on a fresh machine:  make train,  make test.  Both first set up .venv from requirements.txt.
 
 PYTHON ?= python3.11
+# A worker for each core, four at most. Workers take the tests file by file, so that a file's fixtures are made once,
+# and help each other out at the end.
+PYTEST = .venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal --durations 15
 
 train: .venv/ready
 	.venv/bin/python train.py --env popgym --variant ind_ind
@@ -8,18 +11,18 @@ train: .venv/ready
 test: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/python -m pytest -q
+	$(PYTEST)
 
 # The tests that train for minutes: learning with ind_ind and dep_dep, from three seeds.
 test-slow: .venv/ready
-	.venv/bin/python -m pytest -q -m slow
+	$(PYTEST) -m slow
 
-# The experiment with rescaled rewards: 18 runs, about an hour on 2 cores; goes on where it was stopped.
+# The experiment with rescaled rewards: 18 runs, about an hour on 2 cores; resumes if it was stopped.
 scales: .venv/ready
 	.venv/bin/python results/scales.py
 	.venv/bin/python plot.py scales
 
-# How fast it is here: about 20 minutes on 2 cores; leave the machine alone meanwhile.
+# Speed here: about 20 minutes on 2 cores; leave the machine alone meanwhile.
 bench: .venv/ready
 	.venv/bin/python benchmarks/bench.py
 

@@ -1,25 +1,19 @@
-r"""The agent put together: its networks, the losses of the four variants, and how it acts.
+r"""The agent: its networks, and how it acts.
 
-What     `Agent` holds everything that has weights; `VARIANTS` says what of the update each variant takes;
-         `next_values` and `losses` are what an update (train.py) is made of; `Policy` plays, one observation
-         at a time, with a memory of its own for each environment
-Why      the components know nothing of one another: here is where they meet, and the only place
-Paper    AMAGO-2 section 3, Figure 2, equations 1 to 4
-Shapes   B batch, T time, S states: flattened valid (b, t), a chunk of them at a time; O observation;
-         A action; D state width; C critics; G discounts; K action samples; N bins
+What     `Agent` holds everything that has weights; `TwoHotValue` and `ScalarValue` are its two critics; `Policy`
+         acts in environments and keeps a memory of its own for each of them
+Why      the components know nothing of one another: they meet here, and in the gradient step (update.py)
+Paper    AMAGO-2 section 3 and Figure 2
+Shapes   B batch, T time, S states: real (b, t) pairs, flattened; O observation; A action; D state width;
+         E embedding; F features of a policy; C critics; G discounts; K action samples; N bins
 Config   `config` is the trainer's (config.py), read for sizes and limits
-Notes    OFFICIAL, what the paper does not print: the dependent actor takes the least of all critics, and its
-         target the less of two drawn; the independent one means (`VARIANTS`). With discrete actions the scalar
-         critic puts out every action's value, and the expectation over the policy is exact in target,
-         advantage and Eq. 2 (`ScalarValue`); the two-hot critic samples. What an actor's loss asks of a critic
-         gives no gradient to the state, either. Decoded values are normalised by PopArt's mean and deviation
+Notes    OFFICIAL: with discrete actions the scalar critic has one output for each action, and the expectation over
+         the policy is exact in target, advantage and Eq. 2 (`ScalarValue`); the two-hot critic samples
+Copy     together with the components that it imports
 
     observation (B, T, O) -> encoder (B, T, E) -> Transformer (B, T, D) -> actor (B, T, G, F) -> action
-                                                               \-> critics (C, S, G, N or 1) -> value, loss
+                                                               \-> critics (C, S, G, N or 1) -> value
 """
-
-from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,16 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from critics import ActionCritics, AllActionCritics, draw_subset, take_subset
-from crr_actor import ActorHead, Categorical, TanhGaussian, advantage, crr_loss, value_loss
+from critics import ActionCritics, AllActionCritics
+from crr_actor import ActorHead, Categorical, TanhGaussian, advantage
 from encoders import FeedForwardEncoder, GridLanguageEncoder, PixelEncoder
 from popart import PopArt
-from runtime.episode_buffer import parts
-from runtime.wiring import env_arguments
-from suites import make_env
-from suites.simulators import BABYAI_VOCABULARY
 from transformer import CausalTransformer
-from twohot import BinSupport, cross_entropy, twohot_loss
+from twohot import BinSupport
 
 Distribution = Categorical | TanhGaussian
 
@@ -46,8 +36,8 @@ Distribution = Categorical | TanhGaussian
 class TwoHotValue(nn.Module):
     """The scale-independent critic: a classifier over return bins. Source: Eq. 3.
 
-    Its methods are what a variant's update asks of a critic, here and in `ScalarValue`. Values (C, S, G)
-    are returns. Nothing that an actor's loss asks for gives a gradient to a critic's weights.
+    `ScalarValue` has the same methods, so that the gradient step (update.py) can call either. Values (C, S, G) are
+    returns. `advantage` and `policy_values` serve the actor's losses, and give no gradient to a critic's weights.
     """
 
     def __init__(self, config, action_dim: int, discrete: bool):
@@ -57,50 +47,27 @@ class TwoHotValue(nn.Module):
         self.critics, self.target_critics = ActionCritics(*sizes), ActionCritics(*sizes)
         self.support = BinSupport(c.bins, c.bin_low, c.bin_high, c.symlog)
         self.hlgauss = c.value_label == "hlgauss"
-        self.gammas = c.gammas
 
-    def next_values(
-        self, next_SD: Tensor, policy: Distribution, subset_RSG: Tensor, popart: PopArt
-    ) -> Tensor:
-        """The drawn target critics' values (R, S, G) of an action drawn from the target policy."""
-        return self.support.decode(self.target_critics.drawn(next_SD, policy.sample(1)[0], subset_RSG))
-
-    def loss(self, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor, popart: PopArt):
-        """Loss (C, S, G), values of the stored actions (C, S, G) without gradient, and what to plot."""
-        logits_CSGN = self.critics(h_SD, stored_S1A)
-        if self.hlgauss:
-            loss_CSG = cross_entropy(logits_CSGN, self.support.hlgauss_labels(y_SG))
-        else:
-            loss_CSG = twohot_loss(logits_CSGN, *self.support.encode(y_SG))
-        logits_CSGN = logits_CSGN.detach()
-        # How often each bin is the first critic's likeliest: (N,) shares for each discount (paper, Figure 7 centre).
-        bins, likeliest_SG = logits_CSGN.shape[-1], logits_CSGN[0].argmax(-1)
-        metrics = {
-            f"bins/{g:g}": torch.bincount(likeliest_SG[:, i], minlength=bins) / len(likeliest_SG)
-            for i, g in enumerate(self.gammas)
-        }
-        return loss_CSG, self.support.decode(logits_CSGN), metrics
+    def target_values(self, next_SD: Tensor, policy: Distribution, popart: PopArt) -> Tensor:
+        """All target critics' values (C, S, G) of an action drawn from the target policy."""
+        return self.support.decode(self.target_critics(next_SD, policy.sample(1)[0]))
 
     @torch.no_grad()
     def advantage(self, h_SD, stored_S1A, q_CSG, policy: Distribution, samples: int) -> Tensor:
-        """Advantage (S, G) of the stored actions, of values `q_CSG`, over `samples` K actions of the policy."""
+        """Advantage (S, G) of the stored actions, whose values are `q_CSG`, over `samples` K of the policy's."""
         q_SG, sampled_KSGA = q_CSG.mean(0), policy.sample(samples)
-        if not self.discrete:
-            return advantage(q_SG, self.support.decode(self.critics(h_SD, sampled_KSGA)).mean(0))
-        # Plain: as for continuous actions. But of K samples most are alike once the policy is sharp: each
-        # action is scored once, and the stored one not again. That also keeps a tie a tie: two matrix
-        # multiplies of different shapes may round differently.
-        needed_SGA = (sampled_KSGA > 0).any(0) & (stored_S1A != 1)
-        s_M, g_M, a_M = needed_SGA.nonzero(as_tuple=True)
-        q_SGA = q_SG.unsqueeze(-1) * stored_S1A
-        q_SGA[s_M, g_M, a_M] = self.support.decode(self.critics.chosen(h_SD, s_M, g_M, a_M)).mean(0)
-        return advantage(q_SG, (sampled_KSGA * q_SGA).sum(-1))
+        q_KSG = self.support.decode(self.critics(h_SD, sampled_KSGA)).mean(0)
+        # A sample equal to the stored action is a tie. Its value is the stored one's own: two matrix multiplies of
+        # different shapes may round differently, and half of all ties would pass the filter.
+        same_KSG = (sampled_KSGA == stored_S1A).all(-1)
+        return advantage(q_SG, torch.where(same_KSG, q_SG, q_KSG))
 
     def policy_values(self, h_SD: Tensor, policy: Distribution, samples: int, popart: PopArt) -> Tensor:
         """Normalised values (C, S, G) of the policy's own actions, with a gradient to the policy alone."""
         action_KSGA = policy.rsample(samples)
         q_CSG = self.support.decode(frozen(self.critics, h_SD, action_KSGA)).mean(1)
-        # This critic has no output layer for PopArt to correct: its returns are normalised as they are.
+        # This critic has no output layer for PopArt to correct: its returns are normalised as they are. OFFICIAL: the
+        # paper does not print how.
         return popart.standardise(q_CSG)
 
 
@@ -108,7 +75,7 @@ class ScalarValue(nn.Module):
     """The scale-dependent critic: regression on returns that PopArt normalises. Source: Eq. 1.
 
     OFFICIAL: discrete actions get one output each, and the policy's expectation is exact, where Eq. 2 and y_t
-    print a sample; continuous ones are inputs, and it is sampled. See `TwoHotValue` for what the methods are for.
+    print a sample. Continuous actions are inputs, and the expectation is sampled. Methods: see `TwoHotValue`.
     """
 
     def __init__(self, config, action_dim: int, discrete: bool):
@@ -120,24 +87,18 @@ class ScalarValue(nn.Module):
             make, sizes = ActionCritics, (c.d_model, action_dim, c.gammas, c.critics, c.hidden, 1)
         self.critics, self.target_critics = make(*sizes), make(*sizes)
 
-    def next_values(
-        self, next_SD: Tensor, policy: Distribution, subset_RSG: Tensor, popart: PopArt
-    ) -> Tensor:
+    def raw(self, h_SD: Tensor, stored_S1A: Tensor) -> Tensor:
+        """Outputs (C, S, G) for the stored actions (S, 1, A), before PopArt's scale: what Eq. 1 learns."""
+        if self.discrete:
+            return (self.critics(h_SD) * stored_S1A).sum(-1).float()
+        return self.critics(h_SD, stored_S1A).squeeze(-1).float()
+
+    def target_values(self, next_SD: Tensor, policy: Distribution, popart: PopArt) -> Tensor:
         if self.discrete:
             raw_CSG = (self.target_critics(next_SD) * policy.probs).sum(-1)
         else:
             raw_CSG = self.target_critics(next_SD, policy.sample(1)[0]).squeeze(-1)
-        return take_subset(popart.denormalised(raw_CSG.float()), subset_RSG)
-
-    def loss(self, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor, popart: PopArt):
-        if self.discrete:
-            raw_CSG = (self.critics(h_SD) * stored_S1A).sum(-1)
-        else:
-            raw_CSG = self.critics(h_SD, stored_S1A).squeeze(-1)
-        raw_CSG = raw_CSG.float()
-        # Eq. 1:  L = (Q(h, a) - y)^2, both normalised
-        loss_CSG = (popart.normalised(raw_CSG) - popart.standardise(y_SG)) ** 2
-        return loss_CSG, popart.denormalised(raw_CSG.detach()), {}
+        return popart.denormalised(raw_CSG.float())
 
     @torch.no_grad()
     def advantage(self, h_SD, stored_S1A, q_CSG, policy: Distribution, samples: int) -> Tensor:
@@ -163,43 +124,6 @@ def frozen(module: nn.Module, *inputs: Tensor) -> Tensor:
     return functional_call(module, {name: p.detach() for name, p in module.named_parameters()}, inputs)
 
 
-# -------------------------------------------------------------------------------------- the two actors
-
-
-def imitate(agent: "Agent", config, h_SD, stored_S1A, policy: Distribution, q_CSG) -> tuple[Tensor, dict]:
-    """Scale-independent actor loss (S, G): clone the stored actions that the filter lets through. Eq. 4."""
-    advantage_SG = agent.value.advantage(h_SD.detach(), stored_S1A, q_CSG, policy, config.action_samples)
-    loss_SG, info = crr_loss(policy.log_prob(stored_S1A), advantage_SG)
-    metrics = {f"filter/{g:g}": info["filter"][:, i].mean() for i, g in enumerate(config.gammas)}
-    return loss_SG, metrics | {"filter": info["filter"].mean()}
-
-
-def maximise(agent: "Agent", config, h_SD, stored_S1A, policy: Distribution, q_CSG) -> tuple[Tensor, dict]:
-    """Scale-dependent actor loss (S, G): minus the value of the policy's own action. Eq. 2."""
-    # The state is detached: what the actor's loss teaches the Transformer comes through the policy alone.
-    q_CSG = agent.value.policy_values(h_SD.detach(), policy, config.action_samples, agent.popart)
-    loss_SG, info = value_loss(q_CSG)
-    return loss_SG, {name: value.mean() for name, value in info.items()}
-
-
-class Variant(NamedTuple):
-    """What a variant decides; encoder, Transformer, replay and training loop are the same for all four."""
-
-    actor_loss: Callable  # imitate, or maximise
-    critic: type  # TwoHotValue, or ScalarValue: head and loss of the critic
-    reduce: Callable  # of the drawn critics' values, for the target: see `critics.take_subset`
-
-
-# The four updates, actor first, by whether a loss depends on the scale of returns: the one place where
-# variants differ.
-VARIANTS = {
-    "ind_ind": Variant(imitate, TwoHotValue, torch.mean),
-    "ind_dep": Variant(imitate, ScalarValue, torch.mean),
-    "dep_ind": Variant(maximise, TwoHotValue, torch.amin),
-    "dep_dep": Variant(maximise, ScalarValue, torch.amin),
-}
-
-
 # ----------------------------------------------------------------------------------------- the agent
 
 
@@ -207,23 +131,31 @@ class Agent(nn.Module):
     """Everything that has weights: timestep encoder, Transformer, actor, critics, and the two targets.
 
     The networks' sizes come from `config`; `observation_dim` O and `action_dim` A from the environment,
-    whose observation already holds the previous action, reward and flags; so do `image_shape` (H, W, 3) where
-    there are pixels, and `layout`, which names the slices of the vector. Source: paper, Figure 2.
+    whose observation already holds the previous action, reward and flags. `image_shape` (H, W, 3) is given where
+    there are pixels; `layout` {name: slice of the vector} and `vocabulary`, a number of tokens, where there are
+    instructions. Source: paper, Figure 2.
     """
 
     def __init__(
-        self, config, observation_dim: int, action_dim: int, discrete: bool, image_shape=None, layout=None
+        self,
+        config,
+        observation_dim: int,
+        action_dim: int,
+        discrete: bool,
+        image_shape: tuple[int, int, int] | None = None,
+        layout: dict[str, slice] | None = None,
+        vocabulary: int | None = None,
     ):
         super().__init__()
         c = config
-        self.discrete, self.action_dim, self.variant = discrete, action_dim, VARIANTS[c.variant]
-        self.critics = c.critics
+        self.discrete, self.action_dim = discrete, action_dim
         self.prob_limits = (c.prob_low, c.prob_high)
-        self.encoder = make_encoder(c, observation_dim, image_shape, layout)
+        self.encoder = make_encoder(c, observation_dim, image_shape, layout, vocabulary)
         self.transformer = CausalTransformer(c.encoder_dim, c.d_model, c.d_ff, c.layers, c.heads, c.dropout)
         features = action_dim if discrete else 2 * action_dim
         self.actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
-        self.value = self.variant.critic(c, action_dim, discrete)
+        # A variant names its actor loss first, then its critic loss: ind_dep has the scale-dependent critic.
+        self.value = (TwoHotValue if c.variant.endswith("_ind") else ScalarValue)(c, action_dim, discrete)
         # Targets exist for the heads only: states always come from the online Transformer.
         self.target_actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
         self.target_actor.load_state_dict(self.actor.state_dict())
@@ -251,65 +183,31 @@ class Agent(nn.Module):
         return F.one_hot(action.long(), self.action_dim).float() if self.discrete else action.float()
 
 
-def make_encoder(config, observation_dim: int, image_shape, layout) -> nn.Module:
+def make_encoder(config, observation_dim: int, image_shape, layout, vocabulary) -> nn.Module:
     """The timestep encoder that `config` names. ValueError if it does not fit the environment's observations."""
-    c, pixels, language = config, image_shape is not None, "tokens" in (layout or {})
-    fitting = ("impala", "nature") if pixels else ("grid_language",) if language else ("ff",)
+    c = config
+    fitting = ("impala", "nature") if image_shape else ("grid_language",) if vocabulary else ("ff",)
     if c.encoder not in fitting:
         raise ValueError(f"--encoder {c.encoder} does not fit --env {c.env}: say {' or '.join(fitting)}")
-    if pixels:
+    if image_shape:
         sizes = (observation_dim, image_shape, c.encoder_dim, c.encoder, c.encoder_depths, c.encoder_hidden)
         return PixelEncoder(*sizes, frames_per_pass=c.steps_per_pass)
-    if language:
-        return GridLanguageEncoder(
-            observation_dim,
-            layout["grid"],
-            layout["tokens"],
-            BABYAI_VOCABULARY,
-            c.encoder_dim,
-            c.encoder_hidden,
-        )
+    if vocabulary:
+        places = (layout["grid"], layout["tokens"])
+        return GridLanguageEncoder(observation_dim, *places, vocabulary, c.encoder_dim, c.encoder_hidden)
     return FeedForwardEncoder(observation_dim, c.encoder_hidden, c.encoder_dim)
 
 
-@torch.no_grad()
-def next_values(agent: Agent, next_SD: Tensor) -> Tensor:
-    """Qbar(h', a' ~ pibar(h')), (S, G), from a pair of critics drawn for each state and discount."""
-    policy = agent.policy(agent.target_actor(next_SD))
-    subset_RSG = draw_subset(agent.critics, (len(next_SD), len(agent.gamma_G)), device=next_SD.device)
-    return agent.variant.reduce(agent.value.next_values(next_SD, policy, subset_RSG, agent.popart), 0)
-
-
-def losses(agent: Agent, config, h_SD, stored_SA, y_SG) -> tuple[Tensor, Tensor, dict]:
-    """Actor loss (S, G) and critic loss (C, S, G) for one chunk of states, and what to plot of them.
-
-    Source: Eq. 1 or 3 for the critic, 2 or 4 for the actor, as the variant says.
-    """
-    stored_S1A = stored_SA.unsqueeze(1)  # one action, scored for every discount
-    critic_loss_CSG, q_CSG, critic_metrics = agent.value.loss(h_SD, stored_S1A, y_SG, agent.popart)
-    policy = agent.policy(agent.actor(h_SD))
-    actor_loss_SG, actor_metrics = agent.variant.actor_loss(agent, config, h_SD, stored_S1A, policy, q_CSG)
-    metrics = {
-        "entropy": policy.entropy()[:, -1].detach().mean(),
-        "value": q_CSG[..., -1].mean() / config.reward_scale,
-    }
-    return actor_loss_SG, critic_loss_CSG, metrics | critic_metrics | actor_metrics
-
-
 class Policy:
-    """A trained agent to play with: it keeps its own memory, one per environment.
+    """An agent that acts: it keeps a memory for each environment, from one call to the next.
 
-        policy = train.load("runs/my_run/best.pt")
-        env = policy.make_env()
-        obs, info = env.reset()
         policy.reset()
-        done = False
         while not done:
             obs, reward, terminated, truncated, info = env.step(policy(obs))
             done = terminated or truncated
 
     Arguments: `agent`, its `config`, `num_envs` environments side by side (B), `seed` of its draws; `greedy`
-    takes the mode of the last discount's policy instead of a sample.
+    takes the mode of the last discount's policy instead of a sample. `evaluate.load` makes one from a checkpoint.
     """
 
     def __init__(self, agent: Agent, config, num_envs: int = 1, seed: int = 0, greedy: bool = False):
@@ -334,8 +232,8 @@ class Policy:
         return {name: tensor.cpu().clone() for name, tensor in memory.items()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from a `state_dict`: the next actions are those that would have been taken."""
-        # On another kind of device the draws could not be the same in any case.
+        """Restore a `state_dict`: the next actions are those that would have been taken."""
+        # Another kind of device draws other numbers in any case.
         if state["generator"].shape == self.generator.get_state().shape:
             self.generator.set_state(state["generator"])
         for name, tensor in (("time", self.time_B), ("count", self.cache.count_B)):
@@ -348,7 +246,7 @@ class Policy:
 
         The observation is a vector (O,) or (B, O), or a dictionary of "vector" and "image" (B, H, W, 3).
         """
-        obs = parts(obs)
+        obs = obs if isinstance(obs, dict) else {"vector": obs}
         obs_BO = torch.as_tensor(np.asarray(obs["vector"]), dtype=torch.float32, device=self.device)
         single, image_B = obs_BO.ndim == 1, obs.get("image")
         if image_B is not None:
@@ -364,7 +262,3 @@ class Policy:
         self.time_B += 1
         action = (action_BA.argmax(-1) if self.agent.discrete else action_BA).cpu().numpy()
         return action[0] if single else action
-
-    def make_env(self, **kwargs):
-        """The environment that this policy was trained on. `kwargs` override `envs.make_env`'s arguments."""
-        return make_env(**{**env_arguments(self.config), **kwargs})

@@ -1,9 +1,9 @@
-r"""What a run can be told: the configuration, field by field, and the command line that fills it.
+r"""Run configuration and command line.
 
-What     `Config`, whose comments say meaning, unit and source of every field; `parse` makes one of a command
-         line: an explicit flag beats the scale, which beats the preset (presets.py)
-Why      whoever changes a number should find it with its meaning, and be told at once what cannot be
-Paper    Tables 1 and 2, section 4, appendix A: field by field
+What     `Config`, with the meaning, unit and source of every field; `parse`, which makes a `Config` from a
+         command line. An explicit flag beats the scale, which beats the preset (presets.py)
+Why      a number and its meaning should be in one place, and an impossible value should be refused at once
+Paper    Tables 1 and 2, section 4 and appendix A, as each field says
 Try      python train.py --help
 """
 
@@ -32,85 +32,84 @@ ROOT = Path(__file__).resolve().parent
 class Config:
     """Train AMAGO-2. An explicit flag beats the scale, which beats the preset (presets.py)."""
 
-    # ---- what to train on
+    # The comment of a field, beside or above it, is its help text: meaning, unit | source.
+    # ---- tasks and losses
     env: str = "popgym"  # benchmark, or gym:ID[,ID...] for any Gymnasium ids
-    tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default all
-    # plays of a task in a rollout; POPGym, gym: only the last counts, elsewhere all | section 4
+    tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default: all
+    # attempts at a task in a rollout; in POPGym and gym only the last one earns rewards | section 4
     attempts: int = 2
-    max_steps: int | None = None  # cap on a rollout, env steps, below the benchmark's own
-    clip_rewards: bool = False  # to [-1, 1] while training | section 4: unclipped
-    store_executed: bool = False  # store the valid action carried out, not the one chosen | DEVIATION
+    max_steps: int | None = None  # limit of a rollout, env steps; the benchmark's own limit also applies
+    clip_rewards: bool = False  # clip rewards to [-1, 1] in training | section 4: unclipped
+    store_executed: bool = False  # store the executed valid action, not the chosen one | DEVIATION
     # actor and critic loss, each independent of the scale of returns or dependent on it | Eq. 1 to 4
     variant: Literal["ind_ind", "ind_dep", "dep_ind", "dep_dep"] = "ind_ind"
     # ---- the run
     name: str | None = None  # folder under runs/; default: environment, variant and time
     scale: Literal["auto", "paper", "laptop", "smoke"] = "auto"  # auto: paper on a GPU, laptop on a CPU
     resume: bool = False  # continue runs/<name> from its checkpoint
-    init: str | None = None  # start from the weights of this checkpoint (fine-tuning)
-    seed: int = 0  # of everything: weights, environments, replay, exploration
+    init: str | None = None  # checkpoint whose weights the run starts from (fine-tuning)
+    seed: int = 0  # seed of weights, environments, replay and exploration
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
-    threads: int | None = None  # CPU threads of one operation; default: as many as there are cores
+    threads: int | None = None  # CPU threads of one operation; default: the number of cores
     precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU, float32 on a CPU
-    steps: int = 100_000_000  # stop after this many env steps, over all environments | section 4
-    minutes: float | None = None  # or after this many minutes by the clock
-    # ---- collecting
+    steps: int = 100_000_000  # end of the run, env steps over all environments | section 4
+    minutes: float | None = None  # end of the run, minutes by the clock
+    # ---- data collection
     num_envs: int = 24  # environments stepped together | our choice
-    # step environments in worker processes, one each; auto: where a simulator is slow and there are cores
+    # environments in worker processes, one each; auto: for slow simulators, if there are several cores
     workers: Literal["auto", "processes", "none"] = "auto"
-    # seconds after which a worker that does not answer is replaced | our choice
-    worker_timeout: float = 300.0
-    env_steps_per_update: float = 12.0  # env steps collected for each gradient step | authors' script
-    epsilon_start: float = 1.0  # share of random actions at the start | authors' script
-    epsilon_end: float = 0.05  # and at the end of the schedule | authors' script
-    epsilon_late_start: float | None = None  # the same two at a rollout's end; None: it stays as it is
-    epsilon_late_end: float | None = None  # | authors' script (Meta-World)
-    epsilon_steps: int = 1_000_000  # length of the schedule, in steps of each environment | authors' script
+    worker_timeout: float = 300.0  # seconds before a worker without an answer is replaced | our choice
+    env_steps_per_update: float = 12.0  # env steps collected per gradient step | authors' script
+    epsilon_start: float = 1.0  # share of random actions, initially | authors' script
+    epsilon_end: float = 0.05  # share of random actions, at the end of the schedule | authors' script
+    # epsilon_start at a rollout's end; None: no change within a rollout | authors' script (Meta-World)
+    epsilon_late_start: float | None = None
+    epsilon_late_end: float | None = None  # epsilon_end at a rollout's end; None: no change | authors' script
+    epsilon_steps: int = 1_000_000  # length of the schedule, steps of each environment | authors' script
     segment_length: int = 2000  # longer rollouts are stored in segments of 3/4 to all of this | our choice
-    replay_trajectories: int | None = 15_000  # replay capacity in trajectories | Table 1 (POPGym)
-    replay_steps: int | None = None  # or in env steps; exactly one of the two
-    replay_ram: float = (
-        8.0  # GB of compressed frames in memory; more spill to runs/<name>/frames | our choice
-    )
+    replay_trajectories: int | None = 15_000  # replay capacity, trajectories | Table 1 (POPGym)
+    replay_steps: int | None = None  # replay capacity, env steps; give exactly one of the two | Table 1
+    replay_ram: float = 8.0  # GB of compressed frames in memory; others go to runs/<name>/frames | our choice
     # ---- learning
     batch_size: int = 24  # sequences in a batch | Table 1
-    context: int = 600  # env steps the policy can look back | Table 2 (POPGym)
-    learning_rate: float = 1e-4  # AdamW | Table 1 (POPGym)
-    warmup_updates: int = 2000  # linear warm-up of the learning rate | authors' script
-    weight_decay: float = 1e-4  # AdamW | Table 1, "L2 Penalty"
-    grad_clip: float = 1.0  # norm of the whole gradient | Table 1
-    gammas: tuple[float, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999)  # the last one acts | Table 1
+    context: int = 600  # length of the policy's memory, env steps | Table 2 (POPGym)
+    learning_rate: float = 1e-4  # of AdamW | Table 1 (POPGym)
+    warmup_updates: int = 2000  # linear warm-up of the learning rate, updates | authors' script
+    weight_decay: float = 1e-4  # of AdamW | Table 1, "L2 Penalty"
+    grad_clip: float = 1.0  # largest norm of the whole gradient | Table 1
+    # discounts learned together; the policy of the last one acts | Table 1
+    gammas: tuple[float, ...] = (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999)
     tau: float = 0.003  # target networks move this share of the way each update | Table 1
-    n_step: int = 1  # rewards summed before a target bootstraps | section 3: one
-    critic_weight: float = 10.0  # lambda: weight of the critic's loss beside the actor's | authors' code
+    n_step: int = 1  # rewards in a target before it bootstraps | section 3: one
+    critic_weight: float = 10.0  # lambda: weight of the critic's loss; the actor's is 1 | authors' code
     reward_scale: float = 200.0  # rewards are multiplied by this before learning | authors' script
-    action_samples: int = 3  # K: samples behind the value of a state, Eq. 4 | authors' code
+    action_samples: int = 3  # K: sampled actions in the value of a state, Eq. 4 | authors' code
     chunk: int = 256  # states per chunk of critic work; changes memory and speed, not results | our choice
-    # env steps whose activations exist at a time; changes memory and speed, not results | our choice
+    # env steps whose activations are in memory together; changes memory and speed, not results | our choice
     steps_per_pass: int = 2048
-    augment: bool = False  # random shifts of pixels while training | appendix A
+    augment: bool = False  # random shifts of images in training | appendix A
     # ---- the networks
-    # timestep encoder: ff for vectors, impala or nature for pixels, grid_language for BabyAI | Table 2
+    # timestep encoder: ff for vectors, impala or nature for images, grid_language for BabyAI | Table 2
     encoder: Literal["ff", "impala", "nature", "grid_language"] = "ff"
     encoder_depths: tuple[int, ...] = (16, 32, 32)  # channels of a CNN's blocks | Table 2
-    encoder_hidden: int = 512  # timestep encoder, hidden width | Table 2
-    encoder_dim: int = 200  # timestep encoder, output width | Table 2
+    encoder_hidden: int = 512  # hidden width of the timestep encoder | Table 2
+    encoder_dim: int = 200  # output width of the timestep encoder | Table 2
     d_model: int = 256  # Transformer width D | Table 2
     d_ff: int = 1024  # Transformer feed-forward width | Table 2
     layers: int = 3  # Transformer blocks | Table 2
     heads: int = 8  # attention heads H | Table 2
-    dropout: float = 0.05  # on embeddings and feed-forward | authors' script
-    hidden: tuple[int, ...] = (256, 256)  # actor and critic MLPs | Table 2
-    critics: int = 4  # critic ensemble C | Table 1
-    bins: int = 64  # critic output bins N | Table 2 (POPGym)
-    bin_low: float = -1e5  # limits of the bins, in scaled returns | appendix A
-    bin_high: float = 1e5  # upper limit | appendix A
+    dropout: float = 0.05  # on embeddings and feed-forward layers | authors' script
+    hidden: tuple[int, ...] = (256, 256)  # hidden widths of the actor and critic MLPs | Table 2
+    critics: int = 4  # critic ensemble size C | Table 1
+    bins: int = 64  # output bins N of the critic | Table 2 (POPGym)
+    bin_low: float = -1e5  # lower limit of the bins, scaled returns | appendix A
+    bin_high: float = 1e5  # upper limit of the bins, scaled returns | appendix A
     symlog: bool = True  # bins spaced evenly in symlog space (--no-symlog: in returns) | appendix A
-    value_label: Literal["twohot", "hlgauss"] = "twohot"  # labels | Eq. 5, 6; HL-Gauss is not the paper's
+    # labels of returns: two-hot, or HL-Gauss, which the paper does not use | Eq. 5, 6
+    value_label: Literal["twohot", "hlgauss"] = "twohot"
     popart_beta: float = 5e-4  # step size of PopArt's statistics | authors' code
-    prob_low: float = (
-        1e-6  # discrete policies: probabilities are clipped from below | our choice (27 actions)
-    )
-    prob_high: float = 1.0  # and from above
+    prob_low: float = 1e-6  # lower clip of discrete probabilities | our choice, for 27 actions
+    prob_high: float = 1.0  # upper clip of discrete probabilities | our choice, for 27 actions
     # ---- reporting
     log_every: int = 50  # updates between rows of metrics.jsonl
     eval_every: float = 5.0  # minutes between evaluations
@@ -123,164 +122,141 @@ class Config:
 
 
 def parse(argv: list[str] | None = None, root: Path = ROOT) -> Config:
-    """The configuration that `argv` asks for: preset, then scale, then explicit flags.
+    """The configuration for a command line: the preset, overridden by the scale, overridden by flags.
 
-    Runs lie under `root`/runs. ValueError, one line, for what cannot be or a name that is taken.
+    `argv` is the command line without the program's name (None: the one that was typed). Runs are in
+    `root`/runs. Raises ValueError, one line, for an impossible value or a name that exists.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    # Which preset and scale are the defaults of all other flags has to be known before they are parsed.
+    # The preset and the scale give all other flags their defaults, so these flags are parsed first.
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for flag in ("env", "scale", "name", "device", "variant"):
         first.add_argument(f"--{flag}", default=None)
     first.add_argument("--resume", action="store_true")
     known, _ = first.parse_known_args(argv)
-    defaults, device = saved_config(known.name, root) if known.resume else None, known.device or "auto"
-    if defaults and not known.device and (defaults.device == "cpu" or torch.cuda.is_available()):
-        device = defaults.device  # a run stays where it was, if that is there
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    defaults, gpu = saved_config(known.name, root) if known.resume else None, torch.cuda.is_available()
+    device = known.device or "auto"
+    if defaults and not known.device and (defaults.device == "cpu" or gpu):
+        device = defaults.device  # a resumed run keeps its device if this machine has it
+    if device == "auto":
+        device = "cuda" if gpu else "cpu"
     if defaults is None:
-        env = known.env or Config.env
-        all_tasks(env)  # says what is wrong with the name before a preset is looked up by it
-        scale = known.scale or "auto"
+        env, scale = known.env or Config.env, known.scale or "auto"
+        all_tasks(env)  # refuses an unknown environment with a better message than `preset`
         if scale == "auto":
             scale = "paper" if device.startswith("cuda") else "laptop"
             reason = "a GPU is there" if scale == "paper" else "there is no GPU"
-            print(f"scale: {scale}, because {reason} (--scale paper, laptop or smoke overrides)")
+            print(f"scale: {scale}, because {reason} (to change it: --scale paper, laptop or smoke)")
         values = preset("gym" if env.startswith("gym:") else env, scale, known.variant or Config.variant)
         defaults = Config(**{"env": env, **values, "scale": scale})
     if known.resume and known.env is None:
         refuse_import(defaults.env, f"runs/{known.name} trains {defaults.env}", f"add --env {defaults.env}")
     config = tyro.cli(Config, args=argv, default=defaults)
-    replacing = {"device": device, "scale": defaults.scale}
+    changes = {"device": device, "scale": defaults.scale}
     if config.precision == "auto":
-        replacing["precision"] = "bf16" if device.startswith("cuda") else "float32"
+        changes["precision"] = "bf16" if device.startswith("cuda") else "float32"
     if not config.name:
         stem = config.env.replace(":", "_").replace(",", "_")
-        replacing["name"] = f"{stem}_{config.variant}_{config.scale}_{time.strftime('%Y%m%d_%H%M%S')}"
-    config = dataclasses.replace(config, **replacing)
+        changes["name"] = f"{stem}_{config.variant}_{config.scale}_{time.strftime('%Y%m%d_%H%M%S')}"
+    config = dataclasses.replace(config, **changes)
     check(config, root)
     return config
 
 
 def saved_config(name: str | None, root: Path = ROOT) -> Config:
-    "The configuration of a run to be resumed."
-    if not name:
-        raise ValueError("--resume needs the run's name: python train.py --name NAME --resume")
+    "The saved configuration of a run to resume. Raises ValueError, one line, if there is none."
+    require(bool(name), "--resume needs the run's name: python train.py --name NAME --resume")
     path = root / "runs" / name / "config.json"
-    if not path.exists():
-        runs = sorted(p.parent.name for p in path.parent.parent.glob("*/config.json"))
-        near = difflib.get_close_matches(name, runs, n=3, cutoff=0.0)
-        raise ValueError(
-            f"no run runs/{name} to resume" + (f". Did you mean {', '.join(near)}?" if near else "")
-        )
+    runs = sorted(p.parent.name for p in path.parent.parent.glob("*/config.json"))
+    near = difflib.get_close_matches(name, runs, n=3, cutoff=0.0)
+    hint = f". Did you mean {', '.join(near)}?" if near else ""
+    require(path.exists(), f"no run runs/{name} to resume{hint}")
     try:
         saved = json.loads(path.read_text())
         if not isinstance(saved, dict):
             raise TypeError("not a configuration")
         return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
     except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
-        raise ValueError(f"{path} is damaged, or of another version of this program: {error}") from error
+        raise ValueError(f"{path} is damaged or from another version of this program: {error}") from error
+
+
+def require(condition: bool, message: str) -> None:
+    "Raise ValueError with a message of one line unless the condition holds."
+    if not condition:
+        raise ValueError(message)
+
+
+# Limits of single fields: a test of the value, the test in words, the fields. None, "not set", always passes.
+LIMITS = (
+    (lambda v: v >= 1, "must be at least 1", "steps num_envs batch_size context chunk segment_length n_step"),
+    (lambda v: v >= 1, "must be at least 1", "action_samples steps_per_pass layers heads critics bins"),
+    (lambda v: v >= 1, "must be at least 1", "encoder_hidden encoder_dim d_model d_ff epsilon_steps"),
+    (lambda v: v >= 1, "must be at least 1", "log_every eval_episodes final_episodes"),
+    (lambda v: v >= 1, "must be at least 1, or None", "max_steps threads replay_steps replay_trajectories"),
+    (lambda v: v > 0, "must be above 0", "grad_clip reward_scale replay_ram worker_timeout minutes"),
+    (lambda v: v > 0, "must be above 0", "env_steps_per_update"),
+    (lambda v: v >= 0.001, "must be at least 0.001 minutes", "eval_every checkpoint_every"),
+    (lambda v: v >= 0, "must be 0 or more", "learning_rate weight_decay critic_weight warmup_updates seed"),
+    (lambda v: 0 <= v <= 1, "must lie between 0 and 1", "tau epsilon_start epsilon_end prob_low prob_high"),
+    (lambda v: 0 <= v <= 1, "must lie between 0 and 1", "epsilon_late_start epsilon_late_end"),
+    (lambda v: 0 < v <= 1, "must be above 0 and at most 1", "popart_beta"),
+    (lambda v: 0 <= v < 1, "must lie in [0, 1)", "dropout"),
+    (lambda v: v and 0 <= min(v) <= max(v) < 1, "takes one or more discounts in [0, 1)", "gammas"),
+    (lambda v: v and min(v) >= 1, "takes one or more widths of at least 1", "hidden encoder_depths"),
+)
 
 
 def check(config: Config, root: Path = ROOT) -> None:
-    "ValueError, one line, for a configuration that cannot be."
-    c, folder = config, root / "runs" / config.name
-    left = ("config.json", "checkpoint.pt", "previous.pt", "metrics.jsonl")
-    if not c.resume and any((folder / name).exists() for name in left):
-        raise ValueError(f"runs/{c.name} exists: choose another --name, or add --resume to go on with it")
+    "Raise ValueError, one line, for a configuration that cannot run."
+    c, files = config, ("config.json", "checkpoint.pt", "previous.pt", "metrics.jsonl")
+    plain_name = c.name == Path(c.name).name and c.name not in (".", "..")
+    require(plain_name, f"--name is the name of a folder in runs/, without slashes, got {c.name}")
+    is_new = not any((root / "runs" / c.name / file).exists() for file in files)
+    require(
+        is_new or c.resume, f"runs/{c.name} exists: choose another --name, or add --resume to continue it"
+    )
     for field, value in dataclasses.asdict(c).items():
-        if any(
-            isinstance(v, float) and not math.isfinite(v)
-            for v in (value if isinstance(value, tuple) else (value,))
-        ):
-            raise ValueError(f"--{field} must be a finite number, got {value}")
-    at_least_1 = (
-        "steps num_envs batch_size context chunk segment_length action_samples steps_per_pass n_step layers"
-    )
-    at_least_1 += (
-        " heads critics encoder_hidden encoder_dim d_model d_ff bins epsilon_steps log_every eval_episodes"
-    )
-    for field in (at_least_1 + " final_episodes").split():
-        if getattr(c, field) < 1:
-            raise ValueError(f"--{field} must be at least 1, got {getattr(c, field)}")
-    for field in ("max_steps", "threads", "replay_steps", "replay_trajectories"):
-        if getattr(c, field) is not None and getattr(c, field) < 1:
-            raise ValueError(f"--{field} must be at least 1, or None, got {getattr(c, field)}")
-    if (c.replay_steps is None) == (c.replay_trajectories is None):
-        raise ValueError("give exactly one of --replay_trajectories and --replay_steps (the other as None)")
+        numbers = [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, float)]
+        require(all(map(math.isfinite, numbers)), f"--{field} must be a finite number, got {value}")
+    for holds, words, fields in LIMITS:
+        for field in fields.split():
+            value = getattr(c, field)
+            require(value is None or holds(value), f"--{field} {words}, got {value}")
+    one_limit = (c.replay_steps is None) != (c.replay_trajectories is None)
+    require(one_limit, "give exactly one of --replay_trajectories and --replay_steps, and None for the other")
     held = (c.replay_trajectories or c.replay_steps // c.segment_length) // distributed.world_size()
-    if held < c.batch_size:
-        raise ValueError(
-            f"the replay (of one process) may hold no more than {held} segments, and a batch takes {c.batch_size}: raise "
-            f"--replay_trajectories or --replay_steps, or lower --batch_size or --segment_length"
-        )
-    if c.d_model % c.heads:
-        raise ValueError(f"--d_model {c.d_model} must be a multiple of --heads {c.heads}")
-    for field in (
-        "grad_clip",
-        "reward_scale",
-        "replay_ram",
-        "worker_timeout",
-        "env_steps_per_update",
-    ):
-        if getattr(c, field) <= 0:
-            raise ValueError(f"--{field} must be above 0, got {getattr(c, field)}")
-    for field in ("eval_every", "checkpoint_every"):
-        if getattr(c, field) < 0.001:
-            raise ValueError(f"--{field} must be at least 0.001 minutes, got {getattr(c, field)}")
-    for field in ("learning_rate", "weight_decay", "critic_weight", "warmup_updates"):
-        if getattr(c, field) < 0:
-            raise ValueError(f"--{field} must be 0 or more, got {getattr(c, field)}")
-    for field in ("tau", "epsilon_start", "epsilon_end", "prob_low", "prob_high"):
-        if not 0 <= getattr(c, field) <= 1:
-            raise ValueError(f"--{field} must lie between 0 and 1, got {getattr(c, field)}")
-    if not c.gammas or not all(0 <= g < 1 for g in c.gammas):
-        raise ValueError(f"--gammas takes one or more discounts in [0, 1), got {list(c.gammas)}")
-    if (c.epsilon_late_start is None) != (c.epsilon_late_end is None):
-        raise ValueError("--epsilon_late_start and --epsilon_late_end go together: give both or neither")
-    if not 0 < c.popart_beta <= 1:
-        raise ValueError(f"--popart_beta must be above 0 and at most 1, got {c.popart_beta}")
-    if not c.bin_low < c.bin_high:
-        raise ValueError(f"--bin_low {c.bin_low} must lie below --bin_high {c.bin_high}")
-    if c.seed < 0:
-        raise ValueError(f"--seed must be 0 or more, got {c.seed}")
-    if not 0 <= c.dropout < 1:
-        raise ValueError(f"--dropout must lie in [0, 1), got {c.dropout}")
-    if not c.prob_low < c.prob_high:
-        raise ValueError(f"--prob_low {c.prob_low} must lie below --prob_high {c.prob_high}")
-    if not c.hidden or not c.encoder_depths or min(*c.hidden, *c.encoder_depths) < 1:
-        raise ValueError("--hidden and --encoder_depths take one or more widths of at least 1")
-    if c.minutes is not None and c.minutes <= 0:
-        raise ValueError(f"--minutes must be above 0, got {c.minutes}")
-    if c.name != Path(c.name).name or c.name in (".", ".."):
-        raise ValueError(f"--name is a folder's name under runs/, without slashes, got {c.name}")
+    few = f"the replay of a process may hold no more than {held} segments, and a batch takes {c.batch_size}"
+    advice = "raise --replay_trajectories or --replay_steps, or lower --batch_size or --segment_length"
+    require(held >= c.batch_size, f"{few}: {advice}")
+    require(c.d_model % c.heads == 0, f"--d_model {c.d_model} must be a multiple of --heads {c.heads}")
+    paired = (c.epsilon_late_start is None) == (c.epsilon_late_end is None)
+    require(paired, "--epsilon_late_start and --epsilon_late_end belong together: give both or neither")
+    for low, high in (("bin_low", "bin_high"), ("prob_low", "prob_high")):
+        a, b = getattr(c, low), getattr(c, high)
+        require(a < b, f"--{low} {a} must lie below --{high} {b}")
     check_device(c.device)
 
 
 def refuse_import(env: str, where: str, remedy: str) -> None:
-    """ValueError, one line, if `env`, read from a file, names a module that would be imported, and run.
+    """Raise ValueError, one line, if `env` names a module that is not imported yet.
 
-    Gymnasium imports what stands before the colon of an id like my_envs:Echo-v0. Typed by the user that is
-    wanted; in a file from someone else it would be a way to run code.
+    For environments that were read from a file. Gymnasium imports the module before the colon of an id like
+    my_envs:Echo-v0. A user who types the id wants that; a file from someone else could run any code.
     """
     modules = [name.strip().partition(":")[0] for name in env.removeprefix("gym:").split(",") if ":" in name]
-    foreign = [module for module in modules if module not in sys.modules]
-    if env.startswith("gym:") and foreign:
-        raise ValueError(
-            f"{where}, which would import and run the module {foreign[0]}: if you trust it, {remedy}"
-        )
+    foreign = [module for module in modules if module not in sys.modules and env.startswith("gym:")]
+    would = f"which would import and run the module {', '.join(foreign)}: if you trust it, {remedy}"
+    require(not foreign, f"{where}, {would}")
 
 
 def check_device(device: str) -> None:
-    """ValueError, one line, for a device that is not known or not there."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise ValueError(f"--device {device} is not known here: say auto, cpu, cuda or cuda:1")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ValueError(f"--device {device}, but no GPU is there: leave it out, or say --device cpu")
+    """Raise ValueError, one line, for a device that is unknown or that this machine does not have."""
+    known = re.fullmatch(r"cpu|cuda(:\d+)?", device) is not None
+    require(known, f"--device {device} is not known here: use auto, cpu, cuda or cuda:1")
+    available = device == "cpu" or torch.cuda.is_available()
+    require(available, f"--device {device}, but no GPU is there: leave it out, or use --device cpu")
     gpus, processes = torch.cuda.device_count(), distributed.local_world_size()
-    if device.startswith("cuda:") and (processes > 1 or int(device[5:]) >= gpus):
-        raise ValueError(
-            f"--device {device}, with {gpus} GPU(s) and {processes} process(es): say --device cuda"
-        )
-    if device == "cuda" and processes > max(1, gpus):
-        raise ValueError(f"{processes} processes on {gpus} GPU(s): --nproc_per_node {gpus}, or --device cpu")
+    fits = not device.startswith("cuda:") or (processes == 1 and int(device[5:]) < gpus)
+    require(fits, f"--device {device}, with {gpus} GPU(s) and {processes} process(es): use --device cuda")
+    fits = device != "cuda" or processes <= max(1, gpus)
+    require(fits, f"{processes} processes on {gpus} GPU(s): use --nproc_per_node {gpus}, or --device cpu")

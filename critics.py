@@ -94,46 +94,17 @@ class ActionCritics(nn.Module):
         one-hot vectors or continuous ones in [-1, 1]; both are clamped to +-LIMIT as in the authors'
         code. DEVIATION: stored and sampled ones alike (the authors clip stored one-hots like probabilities).
         """
-        from_state, from_gamma, weight_a = self.first_layer(state_SD)
+        weight_s, weight_g, weight_a = self.weight[0].split([self.state_dim, 1, self.action_dim], dim=1)
+        from_state = (
+            state_SD @ weight_s
+        )  # under autocast narrower than the bias, and added to it in that type
+        from_state = from_state + self.bias[0].to(from_state.dtype)  # (C, S, H)
+        from_gamma = self.gamma_feature_G1 @ weight_g  # (C, G, H)
         # Plain: x = cat([state, discount, action]) @ weight + bias, with every state repeated G (K) times.
         from_action = torch.einsum("...a,cah->c...h", action.clamp(-LIMIT, LIMIT), weight_a)
         x = from_state.unsqueeze(2) + from_gamma.unsqueeze(1)  # (C, S, G, H)
         x = from_action + x.unflatten(0, (-1, *(1,) * len(action.shape[:-3])))  # (C, ..., S, G, H)
         return after_first_layer(x.flatten(1, -2), self.weight, self.bias).view(*x.shape[:-1], -1)
-
-    def chosen(self, state_SD: Tensor, s_M: Tensor, g_M: Tensor, a_M: Tensor) -> Tensor:
-        """Score M discrete actions, each given by its state's, its discount's and its own number, all (M,).
-
-        Returns outputs (C, M, N), those of `forward` for one-hot actions.
-        """
-        from_state, from_gamma, weight_a = self.first_layer(state_SD)
-        # A one-hot times a matrix is one of its rows. `index_select`: several times faster than x[:, s_M].
-        from_action = (weight_a * LIMIT).to(from_state.dtype).index_select(1, a_M)
-        x = from_state.index_select(1, s_M) + from_gamma.index_select(1, g_M) + from_action
-        return after_first_layer(x, self.weight, self.bias)
-
-    def drawn(self, state_SD: Tensor, action_SGA: Tensor, subset_RSG: Tensor) -> Tensor:
-        """Score actions (S, G, A) by those critics alone that `subset_RSG` draws for each: outputs (R, S, G, N).
-
-        Plain: take_subset(self(state_SD, action_SGA), subset_RSG[..., None].expand(..., N)), which scores every
-        action by all C = 4 critics, to use R = 2 of them.
-        """
-        from_state, from_gamma, weight_a = self.first_layer(state_SD)
-        outputs = state_SD.new_empty(*subset_RSG.shape, self.weight[-1].shape[-1])
-        for c in range(self.count):
-            r, s, g = (subset_RSG == c).nonzero(as_tuple=True)
-            action = action_SGA[s, g].clamp(-LIMIT, LIMIT)
-            x = from_state[c].index_select(0, s) + from_gamma[c].index_select(0, g) + action @ weight_a[c]
-            for weight, bias in zip(self.weight[1:], self.bias[1:]):
-                x = torch.addmm(bias[c], F.leaky_relu(x, inplace=True), weight[c])
-            outputs[r, s, g] = x.to(outputs.dtype)
-        return outputs
-
-    def first_layer(self, state_SD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        "The first layer's part of states (C, S, H), of discounts (C, G, H), and its weights of actions (C, A, H)."
-        weight_s, weight_g, weight_a = self.weight[0].split([self.state_dim, 1, self.action_dim], dim=1)
-        from_state = state_SD @ weight_s  # under autocast narrower than the bias, and to stay so
-        return from_state + self.bias[0].to(from_state.dtype), self.gamma_feature_G1 @ weight_g, weight_a
 
 
 class AllActionCritics(nn.Module):
@@ -205,10 +176,11 @@ def n_step_target(
 
 
 @torch.no_grad()
-def move_target(target: nn.Module, online: nn.Module, tau: float) -> None:
+def move_target(target: nn.Module, online: nn.Module, tau: float | Tensor) -> None:
     """Move each parameter of `target` the share `tau` of the way to `online`. Source: Table 1 (tau = .003)."""
     # Qbar <- (1 - tau) Qbar + tau Q
-    torch._foreach_lerp_(list(target.parameters()), list(online.parameters()), tau)
+    for old, new in zip(target.parameters(), online.parameters(), strict=True):
+        old.lerp_(new, tau)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,28 @@
-r"""Timestep encoders: what the agent observes at one step -> one vector for the Transformer.
+r"""Timestep encoders: the observation at one step -> one vector for the Transformer.
 
-What     running input normalisation; encoders for vectors, for images beside a vector (IMPALA, Nature),
-         and for BabyAI's grid and instruction; the random shift of images
-Why      benchmarks mix one-hots, angles, pixels and rewards of any size; the Transformer should see them
-         alike
+What     running input normalisation; encoders for vectors, for images with a vector (IMPALA, Nature) and for
+         BabyAI's grid and instruction; random shifts of images
+Why      observations mix one-hots, angles, pixels and rewards of any size; the Transformer needs inputs of
+         one size
 Paper    AMAGO-2 section 3 (o+_t), appendix A and Table 2, "Timestep Encoder": FF (512, 256) and
          FF (512, 200), IMPALA [16, 32, 32] and [20, 36, 64], "Multi-Modal CNN (Grid), RNN (Language), FF"
-Shapes   O observation, V the vector beside an image, E embedding; any leading dimensions: (..., O) -> (..., E);
-         images (..., H, W, C), uint8, C = 3. Inside, N of them in one row: N frames or vectors, R numbers of
-         the rest, L tokens, U different instructions, G grid codes, D depth or H hidden width
-Notes    Previous action, previous reward and flags are part of the vector: the environment (or the caller)
-         has already put them side by side.
-         Statistics change only when `update_statistics` is called, which training does once a batch:
-         acting and evaluation never move them. `random_shift` too is for training to call, once a batch.
-         Our choices, since the paper gives none: where the group norms sit and how many groups they have,
-         all widths behind the CNNs and of the grid's encoder, and a single linear layer to merge the parts.
-Use      encoder.update_statistics(obs, mask_BT)   # while training, once a batch; mask: what is no padding
+Shapes   O observation, V the vector that comes with an image, E embedding; any leading dimensions:
+         (..., O) -> (..., E); images (..., H, W, C), uint8, C = 3. Inside, leading dimensions are flattened
+         to N frames or vectors. R numbers of the rest, L tokens, U runs of equal instructions, G grid codes,
+         D depth or H hidden width
+Notes    The vector already contains the previous action, the previous reward and flags: the environment (or
+         the caller) concatenates them.
+         Only `update_statistics` changes the statistics. Training calls it once a batch; acting and
+         evaluation never do. `random_shift`, too, is called in training alone, once a batch.
+         Our choices, since the paper gives none: the position and number of group norms, all widths after the
+         CNNs and in the grid's encoder, and one linear layer to merge the parts.
+Use      encoder.update_statistics(obs, mask_BT)   # in training, once a batch; mask: real steps, not padding
          e = encoder(obs)                          # (..., E); PixelEncoder takes (vector, image)
 Copy     this file alone; needs torch
 Try      python encoders.py
 """
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -32,12 +34,13 @@ from torch.utils.checkpoint import checkpoint
 class RunningNorm(nn.Module):
     """Normalise vectors (..., O) by running means and standard deviations.
 
-    Arguments: `dim` O; `limit` clips the result; `floor` is the least standard deviation, so that a
-    feature which was always 0 (padding) stays 0 and does not explode on its first move; `memory`, in
-    vectors, is the most that the past weighs: up to that many the statistics are those of all data seen,
-    exactly, and after it they forget exponentially, since a policy's data moves as it learns.
-    Before the first update: mean 0 and standard deviation 1, so that vectors within +-`limit` pass as they
-    are. Buffers, float64, survive save and load. DEVIATION: our choice; the paper leaves this open.
+    Arguments: `dim` O; `limit` clips the result; `floor` is the smallest standard deviation, so that a
+    feature which was always 0 (padding) stays 0 and its first change is not divided by 0; `memory` is the
+    largest weight of the past, counted in vectors. Up to that many vectors the statistics are exactly those
+    of all data seen; later they are an exponential average, since the data changes as the policy learns.
+    Before the first update the mean is 0 and the standard deviation 1, so vectors within +-`limit` are
+    unchanged. The statistics are float64 buffers, which are saved and loaded.
+    DEVIATION: our choice; the paper does not specify the normalisation.
     """
 
     def __init__(self, dim: int, limit: float = 10.0, floor: float = 0.05, memory: float = 1e6):
@@ -49,70 +52,74 @@ class RunningNorm(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor, pool: Callable | None = None) -> None:
-        """Take in the vectors of x (..., O) where the booleans mask (...) are True; without any, do nothing.
+        """Update the statistics with the vectors of x (..., O) where the booleans mask (...) are True.
 
-        Nothing masked can leak in, NaN included; unmasked it stays for good. Where several processes hold a part
-        of the vectors each, `pool` takes the sums (3, O) of this one and returns their mean over all: every
-        process then needs at least one vector, and `count` and `memory` are those of each. Raises ValueError for a mask
-        that does not fit.
+        Other vectors have no effect, even NaN; a NaN where the mask is True would corrupt the statistics
+        permanently. If the mask is False everywhere, nothing changes. With several processes, `pool` takes
+        this one's sums (3, O) and returns their mean over all processes; `count` and `memory` are then per
+        process. Raises ValueError if shapes do not fit or the mask is not boolean.
         """
-        # A mask of 0s and 1s would be taken as indices, and the first two vectors counted over and over.
+        # A mask of 0s and 1s would be refused by `where` with a message that does not help.
         if mask.dtype != torch.bool or x.shape != (*mask.shape, len(self.mean_O)):
             raise ValueError(
                 f"expected vectors (..., {len(self.mean_O)}) and a boolean mask (...), got vectors "
                 f"{tuple(x.shape)} and a mask {tuple(mask.shape)} of {mask.dtype}: try mask=mask.bool()"
             )
-        # Selected, not multiplied by the mask: 0 * NaN is NaN. In float64, because the count outgrows
-        # what float32 can add one to.
-        x_NO = x[mask].double()
-        if len(x_NO) == 0:
-            return
-        number, mean_O, spread_O = len(x_NO), x_NO.mean(0), x_NO.var(0, correction=0)  # spread: the variance
+        # Plain: x_NO = x[mask]. The number of its rows would depend on data, and a GPU would wait for it.
+        # `where`, not a product with the mask: 0 * NaN is NaN. In float64: float32 cannot count past 2^24.
+        mask_N1 = mask.reshape(-1, 1)
+        x_NO = torch.where(mask_N1, x.reshape(mask.numel(), x.shape[-1]).double(), 0.0)
+        number = mask.sum().double()
+        # The variance needs a second pass over x: E[x^2] - mean^2 loses its digits where the mean is large.
+        mean_O = x_NO.sum(0) / number.clamp(min=1)
+        spread_O = torch.where(mask_N1, x_NO - mean_O, 0.0).square().sum(0) / number.clamp(min=1)
         if pool is not None:
-            # E[x] and E[x^2] of all processes together; var = E[x^2] - E[x]^2
+            # E[x] and E[x^2] over all processes; var = E[x^2] - E[x]^2
             sums = torch.stack([torch.ones_like(mean_O), mean_O, spread_O + mean_O**2]) * number
             number_O, sum_O, square_O = pool(sums)
-            number, mean_O = number_O[0], sum_O / number_O
-            spread_O = (square_O / number_O - mean_O**2).clamp(min=0)
+            number, mean_O = number_O[0], sum_O / number_O.clamp(min=1e-6)
+            spread_O = (square_O / number_O.clamp(min=1e-6) - mean_O**2).clamp(min=0)
         self.count += number
-        # Parallel mean and variance (Chan et al. 1979), with the old share of the weight:
+        # Parallel mean and variance (Chan et al. 1979), where share is the weight of the batch:
         #   mean' = mean + share * delta,  var' = (1 - share) var + share var_x + share (1 - share) delta^2
-        # The first update has share 1: nothing is left of the initial mean 0 and variance 1.
-        share = number / self.count.clamp(max=self.memory).clamp(min=number)
+        # The first update has share 1: nothing is left of the initial mean 0 and variance 1. Without a vector
+        # the share is 0, not the 0 / 0 of the very first update.
+        share = number / torch.maximum(self.count.clamp(max=self.memory), number)
+        share = torch.where(number > 0, share, 0.0)
         delta_O = mean_O - self.mean_O
         self.mean_O += share * delta_O
         self.variance_O.lerp_(spread_O, share).add_(share * (1 - share) * delta_O**2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., O) -> (..., O), float32, within +-limit."""
+        """(..., O) -> (..., O), float32, in [-limit, limit]."""
         deviation_O = self.variance_O.sqrt().clamp(min=self.floor).float()
         return ((x.float() - self.mean_O.float()) / deviation_O).clamp(-self.limit, self.limit)
 
 
 class FeedForwardEncoder(nn.Module):
-    """Observations (..., O) -> embeddings (..., E): normalise, two hidden layers, LayerNorm at the end.
+    """Observations (..., O) -> embeddings (..., E): input normalisation, two hidden layers, LayerNorm.
 
-    Arguments: `input_dim` O, `hidden` width of both hidden layers, `output_dim` E. Table 2's FF (512, 200)
-    is hidden 512, output 200. `norm` holds the input statistics; call `update_statistics` while training.
+    Arguments: `input_dim` O; `hidden`, the width of both hidden layers; `output_dim` E. In Table 2,
+    FF (512, 200) has hidden 512 and output 200. `norm` holds the input statistics; training calls
+    `update_statistics`.
     Source: paper, appendix A, with the layers of the authors' code.
     """
 
     def __init__(self, input_dim: int, hidden: int, output_dim: int):
         super().__init__()
         self.norm = RunningNorm(input_dim)
-        self.layers = nn.ModuleList(
-            [nn.Linear(input_dim, hidden), nn.Linear(hidden, hidden), nn.Linear(hidden, output_dim)]
-        )
-        # The embedding enters the Transformer at one size, whatever the observation's was.
+        widths = [input_dim, hidden, hidden, output_dim]
+        self.layers = nn.ModuleList(nn.Linear(i, o) for i, o in itertools.pairwise(widths))
+        # All embeddings enter the Transformer with the same size, whatever the size of the observation.
         self.out_norm = nn.LayerNorm(output_dim)
 
     def update_statistics(self, x: Tensor, mask: Tensor, *pool: Callable) -> None:
-        """Take in the vectors of x (..., O) where mask (...) is True. `pool`, errors: as `RunningNorm.update`."""
+        """Update the input statistics with x (..., O) where mask (...) is True; see `RunningNorm.update`."""
         self.norm.update(x, mask, *pool)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., O) -> (..., E)."""
-        x, (*hidden, last) = self.norm(x), self.layers  # a slice of a ModuleList would be a new module
+        x, (*hidden, last) = self.norm(x), self.layers  # unpacked: slicing a ModuleList makes a new module
         for layer in hidden:
             x = F.leaky_relu(layer(x))
         return self.out_norm(last(x))
@@ -122,12 +129,12 @@ class FeedForwardEncoder(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """x + f(x) on (N, D, H, W), where f is twice: group norm, leaky ReLU, 3x3 convolution.
+    """x + f(x) on (N, D, H, W), where f applies twice: group norm, leaky ReLU, 3x3 convolution.
 
-    Group norm takes its statistics from one frame alone: a frame's features do not depend on what else is
-    in the batch, which batch norm would give away. Source: IMPALA (Espeholt et al. 2018) with the paper's
-    group norm (appendix A). Our choice: a norm in front of each convolution, and four groups, the largest
-    number that divides all of the paper's depths (16, 20, 32, 36, 64).
+    Group norm computes its statistics within one frame. With batch norm, the features of a frame would
+    depend on the rest of the batch. Source: IMPALA (Espeholt et al. 2018) with the paper's group norm
+    (appendix A). Our choice: a norm before each convolution, and four groups, the largest number that divides
+    all of the paper's depths (16, 20, 32, 36, 64).
     """
 
     def __init__(self, depth: int, groups: int = 4):
@@ -144,14 +151,14 @@ class ResidualBlock(nn.Module):
 
 
 def impala_cnn(channels: int, depths: tuple[int, ...]) -> nn.Sequential:
-    """IMPALA's residual CNN (N, channels, H, W) -> (N, features); every block halves height and width.
+    """IMPALA's residual CNN, (N, channels, H, W) -> (N, features); every block halves height and width.
 
-    A block of depth D: a 3x3 convolution to D channels, a 3x3 max-pool of stride 2, two residual blocks.
-    Source: Espeholt et al. 2018, figure 3; depths from Table 2. Raises ValueError for a depth that group
-    norm cannot divide.
+    A block of depth D is a 3x3 convolution to D channels, a 3x3 max-pool of stride 2 and two residual blocks.
+    Source: Espeholt et al. 2018, figure 3; depths from Table 2. Raises ValueError if a depth is not a
+    multiple of group norm's 4 groups.
     """
     if any(depth % 4 for depth in depths):
-        raise ValueError(f"depths must be multiples of 4, for group norm with 4 groups; got {tuple(depths)}")
+        raise ValueError(f"depths must be multiples of 4, the groups of group norm; got {tuple(depths)}")
     layers = []
     for inputs, depth in zip((channels, *depths), depths):
         layers += [nn.Conv2d(inputs, depth, 3, padding=1), nn.MaxPool2d(3, stride=2, padding=1)]
@@ -160,9 +167,9 @@ def impala_cnn(channels: int, depths: tuple[int, ...]) -> nn.Sequential:
 
 
 def nature_cnn(channels: int) -> nn.Sequential:
-    """The three convolutions of DQN (Mnih et al. 2015): (N, channels, H, W) -> (N, features).
+    """The three convolutions of DQN (Mnih et al. 2015), (N, channels, H, W) -> (N, features).
 
-    Leaky ReLU like all of the paper's networks (appendix A). Needs images of at least 36x36.
+    Leaky ReLU, as in all of the paper's networks (appendix A). Images must be at least 36x36.
     """
     layers = []
     for inputs, depth, kernel, stride in ((channels, 32, 8, 4), (32, 64, 4, 2), (64, 64, 3, 1)):
@@ -174,10 +181,10 @@ class PixelEncoder(nn.Module):
     """A vector (..., V) and an image (..., H, W, 3) -> embeddings (..., E).
 
     Arguments: `vector_dim` V; `image_shape` (H, W, 3); `output_dim` E; `architecture` "impala" or
-    "nature"; `depths` of IMPALA's blocks; `feature_dim` width of the image's features; `frames_per_pass`
-    how many frames' activations may exist at a time while training, None for all: the others are computed
-    again in the backward pass. Same result, for one more forward pass; without it a frame of 64x64 holds
-    about 2.5 MB in float32, a batch of 32 x 256 of them 20 GB.
+    "nature"; `depths` of IMPALA's blocks; `feature_dim`, the width of the image's features;
+    `frames_per_pass`, the number of frames whose activations are in memory at a time (None: all). The
+    backward pass computes them again, which costs one more forward pass and does not change the result.
+    Without it, a frame of 64x64 needs about 2.5 MB in float32, and a batch of 32 x 256 frames 20 GB.
     Source: paper, appendix A. Raises ValueError for an unknown architecture.
     """
 
@@ -200,28 +207,28 @@ class PixelEncoder(nn.Module):
         with torch.no_grad():
             flat = self.cnn(torch.zeros(1, channels, height, width)).numel()
         self.project = nn.Linear(flat, feature_dim)
-        # Normalised before action, reward and flags join, so that neither side can drown the other.
+        # Normalised before the vector is concatenated, so that image and vector have similar sizes.
         self.image_norm = nn.LayerNorm(feature_dim)
         self.merge = nn.Linear(feature_dim + vector_dim, output_dim)
         self.out_norm = nn.LayerNorm(output_dim)
 
     def update_statistics(self, vector: Tensor, mask: Tensor, *pool: Callable) -> None:
-        """Do nothing with vectors (..., V): symlog bounds them, and pixels have a known range."""
+        """Do nothing: symlog compresses vectors (..., V), and pixels have a known range."""
 
     def features(self, image_NHWC: Tensor) -> Tensor:
         """Frames (N, H, W, 3), uint8 -> normalised image features (N, F)."""
-        # uint8 until here: only the frames of this pass exist as floats. In [-0.5, 0.5].
+        # Converted here, so that only the frames of this pass exist as floats. The range is [-0.5, 0.5].
         x = image_NHWC.permute(0, 3, 1, 2).float() / 255 - 0.5
         return self.image_norm(self.project(self.cnn(x)))
 
     def forward(self, vector: Tensor, image: Tensor) -> Tensor:
         """(..., V) float and (..., H, W, 3) uint8 -> (..., E). Raises ValueError for other images."""
         expected = (*vector.shape[:-1], *self.image_shape)
-        # Floats in [0, 1] would pass for nearly black images.
+        # Floats in [0, 1] would be read as nearly black images.
         if image.dtype != torch.uint8 or image.shape != expected:
             raise ValueError(
-                f"expected uint8 images {expected} beside a vector {tuple(vector.shape)}, got {image.dtype} "
-                f"{tuple(image.shape)}: give pixels 0..255, channels last"
+                f"expected uint8 images {expected} for a vector {tuple(vector.shape)}, got {image.dtype} "
+                f"{tuple(image.shape)}: give pixels 0 to 255, channels last"
             )
         image_NHWC = image.reshape(-1, *self.image_shape)
         if len(image_NHWC) <= (self.frames_per_pass or len(image_NHWC)) or not torch.is_grad_enabled():
@@ -231,7 +238,7 @@ class PixelEncoder(nn.Module):
             passes = image_NHWC.split(self.frames_per_pass)
             features = torch.cat([checkpoint(self.features, x, use_reentrant=False) for x in passes])
         features = features.view(*vector.shape[:-1], -1)
-        # symlog, so that a reward of 1000 stays a number like the others; its lesson is in twohot.py.
+        # symlog brings a reward of 1000 to the size of the other numbers; twohot.py explains it.
         vector = torch.sign(vector) * torch.log1p(torch.abs(vector))
         return self.out_norm(self.merge(torch.cat([features, vector], -1)))
 
@@ -240,19 +247,20 @@ class PixelEncoder(nn.Module):
 def random_shift(
     image_BTHWC: Tensor, pad: int = 4, share: float = 0.75, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Shift images (B, T, H, W, C) at random by up to `pad` pixels each way; a new tensor like the old.
+    """Shift images (B, T, H, W, C) at random by up to `pad` pixels in each direction; returns a new tensor.
 
-    Each sequence is shifted with probability `share`, each of its frames on its own; the others come back
-    untouched to the last bit. For training alone. `generator` lives on the images' device. OFFICIAL: a shift for
-    each frame, and `share`, are the authors' scripts'; the paper names DrQ-v2 alone.
-    Source: DrQ-v2's pad and crop (Yarats et al. 2021; paper, appendix A) by whole pixels: uint8 stays uint8.
+    A sequence is shifted with probability `share`, and each of its frames by a shift of its own; the other
+    sequences are unchanged. For training only. `generator` must be on the images' device.
+    OFFICIAL: `share` and a separate shift for each frame are from the authors' scripts; the paper only names
+    DrQ-v2. Source: DrQ-v2's pad and crop (Yarats et al. 2021; paper, appendix A), by whole pixels: uint8
+    stays uint8.
     """
     B, T, H, W, C = image_BTHWC.shape
     device = image_BTHWC.device
     shift_2BT = torch.randint(-pad, pad + 1, (2, B, T), generator=generator, device=device)
     shift_2BT = shift_2BT * (torch.rand(B, 1, generator=generator, device=device) < share)
     down_N1, right_N1 = shift_2BT.reshape(2, B * T, 1)
-    # Padding by replication and cropping, as one lookup: past the border, the nearest pixel is taken.
+    # Replication padding and cropping in one lookup: outside the image, the nearest pixel is used.
     row_NH = (torch.arange(H, device=device) + down_N1).clamp(0, H - 1)
     column_NW = (torch.arange(W, device=device) + right_N1).clamp(0, W - 1)
     first_N11 = torch.arange(B * T, device=device).view(-1, 1, 1) * (H * W)
@@ -264,27 +272,21 @@ def random_shift(
 
 
 class GridLanguageEncoder(nn.Module):
-    """BabyAI's observations (..., O) -> embeddings (..., E): grid by CNN, language by RNN, rest by FF.
+    """BabyAI's observations (..., O) -> embeddings (..., E): a CNN for the grid, an RNN for the language.
 
-    Arguments: `input_dim` O; `grid`, the slice of the 7x7 cells of (object, colour, state) codes, row by
-    row; `tokens`, the slice of the instruction: token numbers, then padding; `vocabulary`, how many tokens
-    there are, 0 (padding) and 1 (unknown) among them; `output_dim` E; `hidden` width of each part's
-    features. What lies outside both slices is the rest: direction, previous action, reward, flags.
-    `norm` holds the statistics of the rest alone: codes and tokens are names, not amounts.
+    Arguments: `input_dim` O; `grid`, the slice of the 7x7 cells with (object, colour, state) codes, row by
+    row; `tokens`, the slice of the instruction: token numbers, then padding; `vocabulary`, the number of
+    tokens, with 0 (padding) and 1 (unknown); `output_dim` E; `hidden`, the width of each part's features.
+    All other numbers are the rest, which a linear layer encodes: direction, previous action, reward, flags.
+    `norm` holds the statistics of the rest alone: codes and tokens are names, not quantities.
     Source: paper, Table 2. Raises ValueError for slices that do not fit.
     """
 
     view = 7
-    codes = (11, 6, 4)  # objects, colours, states (a door's three, an agent's four directions) | minigrid
+    codes = (11, 6, 4)  # objects, colours, states (3 of a door, 4 directions of an agent) | minigrid
 
     def __init__(
-        self,
-        input_dim: int,
-        grid: slice,
-        tokens: slice,
-        vocabulary: int,
-        output_dim: int,
-        hidden: int = 128,
+        self, input_dim: int, grid: slice, tokens: slice, vocabulary: int, output_dim: int, hidden: int = 128
     ):
         super().__init__()
         cells = self.view**2
@@ -293,17 +295,17 @@ class GridLanguageEncoder(nn.Module):
         rest = sorted(set(index) - set(grid_index) - set(token_index))
         if len(grid_index) != 3 * cells or not token_index or set(grid_index) & set(token_index):
             raise ValueError(
-                f"expected a slice of {3 * cells} grid codes and one of tokens, apart from each other and "
-                f"within {input_dim} numbers, got {grid} and {tokens}: take them from the environment's layout"
+                f"expected a slice of {3 * cells} grid codes and a separate slice of tokens within "
+                f"{input_dim} numbers, got {grid} and {tokens}: take them from the environment's layout"
             )
         self.input_dim, self.grid, self.tokens, self.vocabulary = input_dim, grid, tokens, vocabulary
         self.register_buffer("rest_R", torch.tensor(rest, dtype=torch.long), persistent=False)
-        # One table for all codes; a code's row is its number plus the sizes of the tables before its own.
+        # One table for all codes: a code's row is the code plus the number of codes of the kinds before it.
         first_3 = torch.tensor(self.codes).cumsum(0) - torch.tensor(self.codes)
         self.register_buffer("first_3", first_3, persistent=False)
         self.register_buffer("last_3", torch.tensor(self.codes) - 1, persistent=False)
         self.cell_embedding = nn.Embedding(sum(self.codes), 32)
-        # Padded, so that the agent's own cell, at the edge of its view, counts like the others.
+        # Padded, because the agent's own cell is at the edge of its view and matters as much as the others.
         self.grid_cnn = nn.Sequential(
             nn.Conv2d(32, 32, 3, padding=1),
             nn.LeakyReLU(),
@@ -321,15 +323,15 @@ class GridLanguageEncoder(nn.Module):
         self.out_norm = nn.LayerNorm(output_dim)
 
     def update_statistics(self, x: Tensor, mask: Tensor, *pool: Callable) -> None:
-        """Take in the rest of the vectors x (..., O) where mask (...) is True. `pool`, errors: as `RunningNorm`."""
+        """Update the rest's statistics with x (..., O) where mask (...) is True; see `RunningNorm.update`."""
         self.norm.update(x[..., self.rest_R], mask, *pool)
 
     def grid_features(self, grid_NG: Tensor) -> Tensor:
         """Codes (N, 147) -> (N, hidden)."""
-        # An impossible code becomes the nearest possible one: garbage in padding must not end a run.
+        # An invalid code is replaced by the nearest valid one: padding may contain anything.
         code_NHW3 = grid_NG.view(-1, self.view, self.view, 3).long()
         code_NHW3 = torch.minimum(code_NHW3.clamp(min=0), self.last_3)
-        # A cell is the sum of its object's, colour's and state's embeddings.
+        # A cell's embedding is the sum of the embeddings of its object, colour and state.
         cell_NHWE = self.cell_embedding(code_NHW3 + self.first_3).sum(-2)
         return self.grid_cnn(cell_NHWE.permute(0, 3, 1, 2))
 
@@ -337,14 +339,15 @@ class GridLanguageEncoder(nn.Module):
         """Token numbers (N, L), 0 after the last -> the RNN's state at the last real token (N, hidden)."""
         token_NL = token_NL.long()
         token_NL = torch.where((token_NL < 0) | (token_NL >= self.vocabulary), 1, token_NL)  # unknown
-        # Plain: run the RNN on all N rows. But an instruction stays the same for a whole rollout, so each
-        # run of equal rows is read once: 8 times faster on 16 windows of 32 steps, backward included.
+        # Plain: run the RNN on all N rows. An instruction is the same in a whole rollout, so each run of
+        # equal rows is read once: on a CPU, 8 times faster for 16 windows of 32 steps, forward and backward.
+        # The number of runs U depends on data, so a GPU waits here, once a call.
         token_UL, row_N = torch.unique_consecutive(token_NL, dim=0, return_inverse=True)
         state_ULH, _ = self.token_rnn(self.token_embedding(token_UL))
-        # The state at the last real token, not the last state: padding goes on changing that one.
+        # The state at the last real token, not the last state, which depends on the amount of padding.
         length_U = (token_UL != 0).sum(-1)
         state_UH = state_ULH[torch.arange(len(token_UL), device=token_UL.device), (length_U - 1).clamp(min=0)]
-        # Without any token there is nothing to say: zeros.
+        # Without tokens the features are zero.
         state_UH = state_UH * (length_U > 0).unsqueeze(-1)
         return state_UH.index_select(0, row_N)
 
@@ -364,39 +367,44 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     norm = RunningNorm(3)
     x_BO = torch.tensor([[1.0, 10.0, 0.0], [3.0, 30.0, 0.0], [float("nan"), 99.0, 99.0]])
-    print("before any update:", norm(x_BO[0]).tolist())
+    print("Before any update, (1, 10, 0) becomes", norm(x_BO[0]).tolist())
     norm.update(x_BO, mask=torch.tensor([True, True, False]))
-    print("two real vectors, (1, 10, 0) and (3, 30, 0), and a masked one")
-    print(f"mean {norm.mean_O.tolist()}, standard deviation {norm.variance_O.sqrt().tolist()}")
-    print("they become", norm(x_BO[0]).tolist(), "and", norm(x_BO[1]).tolist())
-    print("  by hand: (1 - 2) / 1 and (10 - 20) / 10; what never moved is divided by .05, not by 0")
+    print("After an update with (1, 10, 0), (3, 30, 0) and a masked vector:")
+    print(f"  mean {norm.mean_O.tolist()}, standard deviation {norm.variance_O.sqrt().tolist()}")
+    print(f"  the two vectors become {norm(x_BO[0]).tolist()} and {norm(x_BO[1]).tolist()}")
+    print("  by hand: (1 - 2) / 1 and (10 - 20) / 10; the constant feature is divided by 0.05, not by 0")
     encoder = FeedForwardEncoder(input_dim=3, hidden=16, output_dim=8)
     e_BTE = encoder(torch.randn(2, 5, 3))
     count = sum(p.numel() for p in encoder.parameters())
-    print(f"\nencoder: (B, T, O) = (2, 5, 3) -> (B, T, E) = {tuple(e_BTE.shape)}, {count} parameters")
+    print(f"\nFeed-forward encoder: (B, T, O) = (2, 5, 3) -> (B, T, E) = {tuple(e_BTE.shape)}, ", end="")
+    print(f"{count} parameters")
     print("  by hand: 3 x 16 + 16  +  16 x 16 + 16  +  16 x 8 + 8  +  2 x 8 = 488")
-    mean, variance = e_BTE[0, 0].mean().item(), e_BTE[0, 0].var(correction=0).item()
-    print(f"  LayerNorm: each embedding has mean {abs(mean):.4f} and variance {variance:.4f}")
+    mean, variance = e_BTE[0, 0].mean(), e_BTE[0, 0].var(correction=0)
+    print(f"  LayerNorm: each embedding has mean {mean.abs():.4f} and variance {variance:.4f}")
 
     # Two frames of 64x64 are 2 x 12,288 numbers; three blocks of stride 2 leave 8 x 8 x 32 = 2,048 a frame.
     pixels = PixelEncoder(vector_dim=4, image_shape=(64, 64, 3), output_dim=8)
     image_BTHWC = torch.randint(0, 256, (1, 2, 64, 64, 3), dtype=torch.uint8)
     e_BTE = pixels(torch.zeros(1, 2, 4), image_BTHWC)
     print(
-        f"\nIMPALA: image {tuple(image_BTHWC.shape)} -> {pixels.project.in_features} -> {tuple(e_BTE.shape)}"
+        f"\nIMPALA encoder: images {tuple(image_BTHWC.shape)} -> {pixels.project.in_features} features ",
+        end="",
     )
-    print("  by hand: 64 / 2 / 2 / 2 = 8, and 8 x 8 x 32 = 2048 features a frame")
+    print(f"a frame -> embeddings {tuple(e_BTE.shape)}")
+    print("  by hand: 64 / 2 / 2 / 2 = 8, and 8 x 8 x 32 = 2048 features")
     row = torch.arange(6, dtype=torch.uint8).view(1, 1, 1, 6, 1)
     shifted = random_shift(row.expand(1, 4, 1, 6, 1), pad=2, share=1.0)
-    print("the row 0 1 2 3 4 5 in four frames, each shifted by up to 2; the border is repeated:")
+    print("The row 0 1 2 3 4 5 in four frames, each shifted by up to 2 pixels; the border is repeated:")
     print(" ", shifted.flatten(2)[0].tolist())
 
     babyai = GridLanguageEncoder(160, slice(0, 147), slice(147, 152), vocabulary=30, output_dim=8)
     x_BO = torch.zeros(3, 160)
     x_BO[:, 147:152] = torch.tensor([[5, 7, 0, 0, 0], [7, 5, 0, 0, 0], [0, 0, 0, 0, 0]])
-    print("\nBabyAI: the same grid, and an instruction, the same words in another order, and none")
+    print(
+        "\nBabyAI encoder: one grid with an instruction, with its words in another order, and without words"
+    )
     for tokens, e_E in zip(x_BO[:, 147:152].int().tolist(), babyai(x_BO)):
         print(f"  tokens {tokens} -> {[round(x, 2) for x in e_E[:4].tolist()]}, ...")
-    state_NH = babyai.language_features(torch.tensor([[5, 7, 0, 0, 0], [5, 7, 0, 0, 0]])[:, :3])
-    longer_NH = babyai.language_features(torch.tensor([[5, 7, 0, 0, 0], [5, 7, 0, 0, 0]]))
-    print(f"  padding after the last word changes its features by {(state_NH - longer_NH).abs().max():.1e}")
+    short_NH = babyai.language_features(torch.tensor([[5, 7, 0]]))
+    long_NH = babyai.language_features(torch.tensor([[5, 7, 0, 0, 0]]))
+    print(f"  more padding changes the features of the language by {(short_NH - long_NH).abs().max():.1e}")

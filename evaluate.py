@@ -12,7 +12,9 @@ their attempts. The table is written beside the checkpoint as CSV.
 """
 
 import csv
+import functools
 import sys
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,30 +24,59 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from config import check_device
-from envs import nearest
+from agent import Agent, Policy
+from config import Config, check_device, refuse_import
+from envs import MultiTaskEnv, nearest
 from runtime import checkpoint
-from runtime.wiring import evaluation_arguments
-from suites import held_out_tasks, make_env, split_names
-from suites.scores import format_table
-from train import evaluate, load, table_of
+from runtime.episode_buffer import parts
+from suites import (
+    BENCHMARKS,
+    env_arguments,
+    evaluation_arguments,
+    held_out_tasks,
+    make_env,
+    split_names,
+)
+from suites.scores import add_attempts, format_table, load_bounds, score_rows
+
+# ----------------------------------------------------------------------------------- load and play
 
 
-@dataclass(frozen=True)
-class Options:
-    """Play a checkpoint without exploration noise."""
+class TrainedPolicy(Policy):
+    """The policy of a checkpoint, which can make the environment that it was trained on."""
 
-    run: Annotated[str, tyro.conf.Positional]  # a folder under runs/, or a checkpoint file in one
-    episodes: int = 20  # rollouts of each task
-    split: Literal["train", "test"] = (
-        "train"  # tasks, levels, layouts and goals it trained on, or held-out ones
-    )
-    tasks: str | None = None  # comma-separated subset of the split's tasks
-    video: str | None = None  # write the first rollout of each task to this file: .mp4 or .gif
-    greedy: bool = False  # the mode of the policy instead of a sample
-    seed: int = 0  # of the variants that are played; training never sees these
-    device: str = "auto"  # auto, cpu, cuda, ...
-    out: str | None = None  # where to write the table; default: evaluation.csv beside the checkpoint
+    def make_env(self, **kwargs) -> MultiTaskEnv:
+        """The environment that this policy was trained on. `kwargs` override arguments of `suites.make_env`."""
+        return make_env(**{**env_arguments(self.config), **kwargs})
+
+
+def make_agent(config, env: MultiTaskEnv) -> Agent:
+    """An agent whose networks fit the observations and actions of `env`. ValueError if its encoder does not."""
+    vocabulary = BENCHMARKS[config.env].vocabulary if config.env in BENCHMARKS else None
+    sizes = (env.observation_size, env.action_size, env.discrete, env.image_shape, env.layout)
+    return Agent(config, *sizes, vocabulary)
+
+
+def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, seed: int = 0) -> TrainedPolicy:
+    """Load the policy in a checkpoint: best.pt, checkpoint.pt, or a run's folder.
+
+    The policy acts in `num_envs` environments side by side. CheckpointError, one line, for a missing or damaged file;
+    ValueError for environments that live in a module of the user's own which is not imported yet. Loading never runs
+    code from the file.
+    """
+    path = Path(path)
+    state = checkpoint.load(path / "best.pt" if path.is_dir() else path, keys=("config", "agent"))
+    saved = {k: tuple(v) if isinstance(v, list) else v for k, v in state["config"].items()}
+    try:
+        config = Config(**saved)
+    except TypeError as error:
+        raise checkpoint.CheckpointError(
+            f"{path} comes from another version of this program: {error}"
+        ) from error
+    refuse_import(config.env, f"{path} plays {config.env}", "import that module first")
+    agent = make_agent(config, make_env(**env_arguments(config)))
+    checkpoint.fill(agent, state["agent"])
+    return TrainedPolicy(agent.to(device).eval(), config, num_envs, seed, greedy)
 
 
 def find_checkpoint(run: str) -> Path:
@@ -66,6 +97,92 @@ def find_checkpoint(run: str) -> Path:
         f"there are: {', '.join(dict.fromkeys(known))}" if known else f"nothing to evaluate in {folder}/ yet"
     )
     raise ValueError(f"no checkpoint at {run} ({have})")
+
+
+def evaluate(
+    agent,
+    config: Config,
+    episodes: int,
+    *,
+    tasks=None,
+    split="train",
+    greedy=False,
+    seed=0,
+    stop=lambda: False,
+    bar=None,
+) -> dict[str, list[dict]]:
+    """Play `episodes` rollouts of each task without exploration noise, in environments of their own.
+
+    `tasks` (default: all of the `split`). Samples from the policy of the last discount, or takes its mode if `greedy`.
+    Ends early once `stop()` is True; `bar` is a tqdm bar that counts rollouts.
+    Returns {task: [rollout]}. A rollout is the `info` of its last step: its counted "return", its "length" in env
+    steps and the real "attempt_returns".
+    """
+    make = functools.partial(make_env, **evaluation_arguments(config, split))
+    tasks = tasks or make().tasks
+    queue = deque((task, episode) for episode in range(episodes) for task in tasks)
+    envs = [make() for _ in range(min(config.num_envs, len(queue)))]
+    policy = Policy(agent, config, num_envs=len(envs), seed=seed, greedy=greedy)
+    obs = {name: np.zeros((len(envs), *shape), dtype) for name, (shape, dtype) in envs[0].parts.items()}
+    rollouts, playing = {task: [] for task in tasks}, [False] * len(envs)
+
+    def see(e: int, seen) -> None:
+        for name, value in parts(seen).items():
+            obs[name][e] = value
+
+    def next_rollout(e: int) -> None:
+        playing[e] = bool(queue)
+        if queue:
+            task, episode = queue.popleft()
+            # Far from any seed that training draws; the same variants in every evaluation.
+            see(e, envs[e].reset(seed=10**9 + seed * 10**6 + episode, options={"task": task})[0])
+
+    for e in range(len(envs)):
+        next_rollout(e)
+    while any(playing) and not stop():
+        action = policy(obs)
+        ended = np.zeros(len(envs), dtype=bool)
+        for e in np.flatnonzero(playing):
+            seen, _, terminated, truncated, info = envs[e].step(action[e])
+            see(e, seen)
+            if terminated or truncated:
+                rollouts[info["task"]].append(info)
+                ended[e] = True
+                next_rollout(e)
+                if bar is not None:
+                    bar.update()
+        if ended.any():
+            policy.reset(ended)
+    for env in envs:
+        env.close()
+    return rollouts
+
+
+def table_of(rollouts: dict[str, list[dict]], env, config: Config) -> list[dict]:
+    """The table of what `evaluate` returned, one row a task (suites/scores.py); `env` is one that it used."""
+    returns = {task: [rollout["return"] for rollout in played] for task, played in rollouts.items()}
+    rows = score_rows(returns, load_bounds(config.env), env.attempts - env.free_attempts)
+    return add_attempts(rows, rollouts, env.free_attempts)
+
+
+# ---------------------------------------------------------------------------------- the command
+
+
+@dataclass(frozen=True)
+class Options:
+    """Play a checkpoint without exploration noise."""
+
+    run: Annotated[str, tyro.conf.Positional]  # a folder under runs/, or a checkpoint file in one
+    episodes: int = 20  # rollouts of each task
+    split: Literal["train", "test"] = (
+        "train"  # tasks, levels, layouts and goals it trained on, or held-out ones
+    )
+    tasks: str | None = None  # comma-separated subset of the split's tasks
+    video: str | None = None  # write the first rollout of each task to this file: .mp4 or .gif
+    greedy: bool = False  # the mode of the policy instead of a sample
+    seed: int = 0  # of the variants that are played; training never sees these
+    device: str = "auto"  # auto, cpu, cuda, ...
+    out: str | None = None  # where to write the table; default: evaluation.csv beside the checkpoint
 
 
 def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 15) -> None:

@@ -1,34 +1,33 @@
-r"""Presets: the paper's Tables 1 and 2 as data, and what `laptop` and `smoke` make of them.
+r"""Presets: the paper's Tables 1 and 2 as data, with smaller versions for a CPU.
 
-What     `preset(name, scale)` returns the configuration's values, field name -> value, that reproduce an
-         experiment of the paper; a smaller scale overrides some of them
-Why      numbers that decide a result belong in one place, beside the page they come from
-Paper    AMAGO-2 (arXiv 2411.11188), appendix A, Tables 1 and 2. "Authors' script": settings that the paper
-         does not print and the authors' training script has
-Order    an explicit flag beats the scale, which beats the preset. `preset` does the second half of that;
-         the command line, which starts from what it returns, the first
-Scales   paper   the column as printed, meant for a GPU
-         laptop  learns easy tasks within half an hour on a CPU: a smaller network, rarer updates
-         smoke   ends within a minute or two: does the program run at all?
+What     `preset(name, scale)` returns the settings of an experiment in the paper, field name -> value; a
+         smaller scale overrides some of them
+Why      a number that decides a result should stand in one place, with its source
+Paper    AMAGO-2 (arXiv 2411.11188), appendix A, Tables 1 and 2. "Authors' script" marks settings that are not
+         in the paper but in the authors' training scripts
+Notes    An explicit flag beats the scale, which beats the preset. `preset` applies the scale to the preset;
+         the command line (config.py) applies the flags.
+         Scales. paper: the column as printed, meant for a GPU. laptop: learns easy tasks within half an hour
+         on a CPU, with a smaller network and fewer updates. smoke: tests a run in two minutes.
 Use      values = preset("popgym", "laptop"); values["d_model"]      # also "paper" and "smoke"
-Copy     this file alone; needs nothing but Python
+Copy     this file alone; needs only Python
 Try      python presets.py      and, for another column,      python presets.py atari
 """
 
-# The two tables as printed, a line a row. Where a row has one value for all columns, it stands once.
+# The two tables as printed, one row per line. A row with the same value in all columns has it once.
 COLUMNS = ("metaworld", "popgym", "procgen-easy", "procgen-memory-hard", "atari", "babyai")
 TABLE_1 = {
-    "learning_rate": (5e-4, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4),  # AdamW's, after the warm-up
-    "batch_size": (24, 24, 24, 16, 32, 24),  # windows in a batch, sequences
+    "learning_rate": (5e-4, 1e-4, 1e-4, 1e-4, 1e-4, 1e-4),  # of AdamW, after the warm-up
+    "batch_size": (24, 24, 24, 16, 32, 24),  # sequences in a batch
     "replay_steps": (8_000_000, None, 18_000_000, 80_000_000, 8_000_000, 10_000_000),  # capacity, env steps
-    "replay_trajectories": (None, 15_000, None, None, None, None),  # or in full trajectories: one of the two
-    "weight_decay": (1e-4, 1e-4, 5e-3, 5e-3, 5e-3, 1e-3),  # AdamW's; the table says "L2 Penalty"
-    "grad_clip": (2.0, 1.0, 1.0, 1.0, 1.0, 1.0),  # norm of the whole gradient
-    "gammas": (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999),  # discounts learned; the last one acts
-    "critics": 4,  # ensemble members
-    "tau": 0.003,  # share of the way that targets move each update
+    "replay_trajectories": (None, 15_000, None, None, None, None),  # or in full trajectories
+    "weight_decay": (1e-4, 1e-4, 5e-3, 5e-3, 5e-3, 1e-3),  # of AdamW; the table says "L2 Penalty"
+    "grad_clip": (2.0, 1.0, 1.0, 1.0, 1.0, 1.0),  # largest norm of the whole gradient
+    "gammas": (0.1, 0.9, 0.95, 0.97, 0.99, 0.995, 0.999),  # discounts learned; the last acts
+    "critics": 4,  # critic ensemble size
+    "tau": 0.003,  # target networks move this share of the way each update
 }
-# The timestep encoder's row, taken apart: kind, widths of a feed-forward one, block depths of a CNN.
+# The row of the timestep encoder has three parts: kind, feed-forward widths, and depths of a CNN's blocks.
 SMALL_CNN, LARGE_CNN = (16, 32, 32), (20, 36, 64)
 TABLE_2 = {
     "encoder": ("ff", "ff", "impala", "impala", "impala", "grid_language"),
@@ -39,12 +38,12 @@ TABLE_2 = {
     "d_ff": (1280, 1024, 2048, 2048, 1024, 1024),  # Transformer, feed-forward width
     "layers": (3, 3, 3, 6, 3, 4),  # Transformer, blocks
     "heads": (8, 8, 8, 8, 8, 8),  # Transformer, attention heads
-    "context": (256, 600, 128, 768, 64, 512),  # how far back the policy can look, env steps
-    "hidden": (256, 256),  # actor and critic MLPs, widths
-    "bins": (128, 64, 128, 128, 128, 32),  # critic output bins
+    "context": (256, 600, 128, 768, 64, 512),  # length of the policy's memory, env steps
+    "hidden": (256, 256),  # hidden widths of the actor and critic MLPs
+    "bins": (128, 64, 128, 128, 128, 32),  # output bins of the critic
 }
 
-# What neither table holds, for all benchmarks: meaning, unit | source.
+# Settings of all benchmarks that are not in the tables: meaning, unit | source.
 BEYOND = {
     # ---- learning
     "bin_low": -1e5,  # lower limit of the bins, scaled returns | appendix A
@@ -52,47 +51,44 @@ BEYOND = {
     "symlog": True,  # bins evenly spaced in symlog space | appendix A
     "value_label": "twohot",  # labels of the two-hot critic | Eq. 5 and 6
     "popart_beta": 5e-4,  # step size of PopArt's statistics | authors' code
-    "n_step": 1,  # rewards summed before a target bootstraps | section 3: one
-    "action_samples": 3,  # K: samples behind the value of a state, Eq. 4 | authors' code
-    "critic_weight": 10.0,  # lambda: weight of the critic's loss beside the actor's | authors' code
-    "reward_scale": 1.0,  # what learning multiplies rewards by | authors' script
+    "n_step": 1,  # rewards in a target before it bootstraps | section 3: one
+    "action_samples": 3,  # K: sampled actions in the value of a state, Eq. 4 | authors' code
+    "critic_weight": 10.0,  # lambda: weight of the critic's loss; the actor's is 1 | authors' code
+    "reward_scale": 1.0,  # rewards are multiplied by this before learning | authors' script
     "warmup_updates": 500,  # linear warm-up of the learning rate, updates | authors' script
-    "dropout": 0.05,  # on embeddings and feed-forward | authors' script
-    "prob_low": 0.001,  # probabilities of discrete actions are clipped from below | authors' code
-    "prob_high": 0.99,  # and from above | authors' code
-    "augment": False,  # random shifts of pixels while training | appendix A, Procgen and Atari
-    "steps_per_pass": 2048,  # env steps whose activations exist at a time | our choice
+    "dropout": 0.05,  # on embeddings and feed-forward layers | authors' script
+    "prob_low": 0.001,  # lower clip of discrete probabilities | authors' code
+    "prob_high": 0.99,  # upper clip of discrete probabilities | authors' code
+    "augment": False,  # random shifts of images in training | appendix A, Procgen and Atari
+    "steps_per_pass": 2048,  # env steps whose activations are in memory together | our choice
     "chunk": 256,  # states per chunk of critic work; changes memory and speed, not results | our choice
     # ---- collecting
-    "attempts": 1,  # plays of a task in a rollout
-    "max_steps": None,  # cap on a rollout, env steps, below the benchmark's own | smoke scale only
-    "clip_rewards": False,  # to [-1, 1] | section 4: unclipped; the grey bars of Figure 9 clip
-    "store_executed": False,  # True: learn from the valid action that was executed | our choice, the paper says nothing
-    "num_envs": 24,  # environments stepped together | our choice, the paper gives none
-    "env_steps_per_update": 12.0,  # env steps collected per gradient step | authors' script (memory-hard: not checked)
-    "epsilon_start": 1.0,  # exploration noise at first | authors' script
-    "epsilon_end": 0.05,  # and at last | authors' script
-    "epsilon_late_start": None,  # the same at a rollout's end, where it differs | authors' script
-    "epsilon_late_end": None,
-    "epsilon_steps": 1_000_000,  # from first to last, steps of each environment | authors' script
-    "segment_length": 2000,  # longer rollouts are stored in segments of 3/4 to all of this, env steps | our choice
-    "threads": None,  # CPU threads of one operation; None: as many as there are cores | our choice
-    # ---- how long, how often
-    "steps": 100_000_000,  # end of the run, env steps over all environments | section 4 (Atari, BabyAI: our choice)
-    "minutes": None,  # end of the run by the clock, minutes | our choice
+    "attempts": 1,  # attempts at a task in a rollout | section 4
+    "max_steps": None,  # extra limit of a rollout, env steps | our choice, smoke scale
+    "clip_rewards": False,  # clip rewards to [-1, 1] | section 4: unclipped; Figure 9, grey bars: clipped
+    "store_executed": False,  # store the executed valid action, not the chosen one | our choice
+    "num_envs": 24,  # environments stepped together | our choice
+    "env_steps_per_update": 12.0,  # env steps per gradient step | authors' script (unchecked: memory-hard)
+    "epsilon_start": 1.0,  # exploration noise, initially | authors' script
+    "epsilon_end": 0.05,  # exploration noise, at the end of the schedule | authors' script
+    "epsilon_late_start": None,  # epsilon_start at a rollout's end, if different | authors' script
+    "epsilon_late_end": None,  # epsilon_end at a rollout's end, if different | authors' script
+    "epsilon_steps": 1_000_000,  # length of the schedule, steps of each environment | authors' script
+    "segment_length": 2000,  # longer rollouts are stored in segments of 3/4 to all of this | our choice
+    "threads": None,  # CPU threads of one operation; None: the number of cores | our choice
+    # ---- length of a run, reporting
+    "steps": 100_000_000,  # end of the run, env steps | section 4 (Atari and BabyAI: our choice)
+    "minutes": None,  # end of the run, minutes by the clock | our choice
     "log_every": 50,  # updates between rows of the log | our choice
     "eval_episodes": 5,  # rollouts of each task in an evaluation | our choice
-    "final_episodes": 20,  # and in the last one | our choice
+    "final_episodes": 20,  # rollouts of each task in the last evaluation | our choice
 }
 
-# What they say of one benchmark alone.
-CNN = {
-    "encoder_hidden": 256,
-    "encoder_dim": 256,
-    "steps_per_pass": 1024,
-}  # widths behind a CNN: our choice, the table prints none (memory-hard: 21.6 M parameters, the paper's 24 M)
+# Settings of single benchmarks. The widths after a CNN are our choice, since the tables give none. With them
+# memory-hard has 21.6 M parameters; in the paper it has 24 M.
+CNN = {"encoder_hidden": 256, "encoder_dim": 256, "steps_per_pass": 1024}
 ONLY = {
-    # Multipliers of rewards, warm-ups and exploration: authors' scripts. Segments of 4 contexts: our choice.
+    # Reward multipliers, warm-ups and exploration: authors' scripts. Segments of 4 contexts: our choice.
     "metaworld": {
         "attempts": 3,
         "epsilon_late_start": 0.8,
@@ -102,7 +98,8 @@ ONLY = {
         "encoder_depths": SMALL_CNN,
         "steps": 100_000_000,  # section 4
     },
-    # 27 actions: the usual clip to [0.001, 0.99] would cost a sharp policy 2.6% random ones. Whole rollouts.
+    # With 27 actions, the usual clip to [0.001, 0.99] would make 2.6% of a sharp policy's actions random.
+    # Segments of 2000 steps hold whole rollouts.
     "popgym": {
         "attempts": 2,
         "reward_scale": 200.0,
@@ -129,15 +126,15 @@ ONLY = {
 
 
 def column(name: str) -> dict:
-    """A benchmark's column of the two tables, and what they leave out: field name -> value."""
+    """A benchmark's column of the two tables and its other settings: field name -> value."""
     at = COLUMNS.index(name)
     in_columns = lambda value: isinstance(value, tuple) and len(value) == len(COLUMNS)
     printed = {f: v[at] if in_columns(v) else v for f, v in (TABLE_1 | TABLE_2).items()}
     return BEYOND | printed | ONLY[name]
 
 
-# Half an hour on a CPU is a small fraction of the paper's arithmetic. It is spent on a narrow network with
-# few discounts, so that there are updates enough; the learning rate and the targets move faster to match.
+# Half an hour on a CPU is a small fraction of the paper's computation. A narrow network with few discounts
+# leaves time for enough updates; the learning rate and the speed of the target networks are higher to match.
 LAPTOP = {
     "learning_rate": 5e-4,
     "weight_decay": 1e-4,
@@ -159,12 +156,13 @@ LAPTOP = {
     "env_steps_per_update": 256.0,
     "epsilon_steps": 30_000,
     "minutes": 30.0,
-    # Operations this small gain little from a second thread, and lose all of it, and more, as soon as
-    # another program wants that core.
+    # A second thread makes operations of this size little faster, and slower when another program uses
+    # its core.
     "threads": 1,
     "chunk": 1024,
 }
-# Frames cost most of an update: small CNN, short windows, few of them. What it shows is that it runs.
+# Images are most of the cost of an update, so the CNN is small and the windows are short and few. This shows
+# that a run works, not that it learns.
 LAPTOP_PIXELS = {
     "batch_size": 8,
     "encoder_depths": (8, 16, 16),
@@ -176,11 +174,11 @@ LAPTOP_PIXELS = {
     "env_steps_per_update": 64.0,
 }
 LAPTOP_ONLY = {
-    # DEVIATION (store_executed): of 27 padded actions most are invalid and replaced. The actor learns from the
-    # one that was carried out, which teaches much faster.
+    # DEVIATION (store_executed): most of the 27 padded actions are invalid and replaced. The actor learns
+    # much faster from the action that was executed.
     "popgym": {"replay_trajectories": 4000, "reward_scale": 100.0, "store_executed": True},
-    # Short horizons and quiet exploration: a value then depends on the action at hand, and few actions are
-    # clipped to the border, where imitating them would widen the policy.
+    # Short horizons make a value depend more on the present action. With little exploration noise, few
+    # actions are clipped to the limits, where imitating them would widen the policy.
     "metaworld": {
         "gammas": (0.5, 0.9, 0.97),
         "bins": 64,
@@ -230,34 +228,34 @@ SMOKE = {
 
 
 def scales_of(name: str, **changes) -> dict[str, dict]:
-    "All scales of a benchmark, each with the same `changes`."
+    "All scales of a benchmark, with `changes` in each of them."
     capacity = {"replay_trajectories": 100} if name == "popgym" else {"replay_steps": 6000, "max_steps": 200}
     laptop = LAPTOP | LAPTOP_ONLY[name]
     scales = {"paper": column(name), "laptop": laptop, "smoke": laptop | SMOKE | capacity}
     return {scale: values | changes for scale, values in scales.items()}
 
 
-# name -> scale -> values. The rescaled modes take their benchmark's column.
-# `gym`, for any Gymnasium ids, is not in the paper: it takes POPGym's column, whose observations are vectors,
-# too, and plays each task once. POPGym's returns lie in [-1, 1]; elsewhere they are often in the hundreds, and
-# 200 times that would leave the bins.
+# Name -> scale -> values. The benchmarks with rescaled rewards have the column of the original.
+# `gym`, for any Gymnasium ids, is not in the paper. It has POPGym's column, with one attempt, since its
+# observations are vectors too. POPGym's returns are in [-1, 1]; other returns are often in the hundreds, and
+# 200 times those would exceed the limits of the bins.
 PRESETS: dict[str, dict[str, dict]] = {name: scales_of(name) for name in COLUMNS}
 PRESETS["procgen-easy-rescaled"] = scales_of("procgen-easy")
 PRESETS["scales"] = scales_of("popgym", attempts=1)
 PRESETS["gym"] = scales_of("popgym", attempts=1, reward_scale=10.0)
 
 
-# OFFICIAL: with the scale-dependent critic Atari's rewards are multiplied by less | authors' script
+# OFFICIAL: the scale-dependent critic has a smaller reward multiplier on Atari | authors' script
 SCALAR = {"atari": {"reward_scale": 0.25}}
 
 
 def preset(name: str, scale: str = "paper", variant: str = "ind_ind") -> dict:
-    """Configuration values, field name -> value: the paper's column of preset `name`, shrunk to `scale`.
+    """A new dictionary field name -> value: the column of preset `name`, changed by `scale`.
 
     `name` is a key of `PRESETS`; `scale` is "paper", "laptop" or "smoke"; `variant` names the losses of actor
     and critic, each "ind"ependent of the scale of returns or "dep"endent on it: "ind_ind" to "dep_dep".
-    Every scale has the same fields.
-    The dictionary is a fresh one. Source: paper, Tables 1 and 2. Raises ValueError for an unknown name or scale.
+    Every scale has the same fields. Source: paper, Tables 1 and 2. Raises ValueError for an unknown name or
+    scale.
     """
     if name not in PRESETS:
         raise ValueError(f"unknown preset {name!r}: choose from {', '.join(PRESETS)}")
@@ -268,12 +266,11 @@ def preset(name: str, scale: str = "paper", variant: str = "ind_ind") -> dict:
 
 
 def format_table(name: str) -> str:
-    """The scales of a preset side by side, a line a field; "=" where a scale keeps the paper's value."""
+    """The scales of a preset side by side, one line per field; "=" means the paper's value."""
     paper = preset(name, "paper")
     shrunk = [preset(name, scale) for scale in PRESETS[name] if scale != "paper"]
     lines = [
-        f"{name + ' preset':<22}"
-        + "".join(f"{scale:<44}" if scale == "paper" else f"{scale:<18}" for scale in PRESETS[name])
+        f"{name + ' preset':<22}{'paper':<44}" + "".join(f"{s:<18}" for s in PRESETS[name] if s != "paper")
     ]
     for field, value in paper.items():
         cells = ["=" if values[field] == value else str(values[field]) for values in shrunk]
@@ -282,7 +279,7 @@ def format_table(name: str) -> str:
 
 
 if __name__ == "__main__":
-    import sys  # for the lesson alone
+    import sys  # for the command line alone
 
     names = sys.argv[1:] or ["popgym"]
     if unknown := [name for name in names if name not in PRESETS]:

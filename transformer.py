@@ -87,21 +87,6 @@ class SigmaReparamLinear(nn.Module):
         return self.kept[3]
 
 
-def dropout(x: Tensor, share: float, training: bool) -> Tensor:
-    """Zero a random `share` of x (...) while `training`, and scale up the rest, so that the mean stays.
-
-    Source: Srivastava et al. 2014. `share` counts in steps of 1 / 65536.
-    """
-    if not training or share == 0:
-        return x
-    # Plain: F.dropout(x, share, training). On a CPU that draws a number an element, and takes longer than
-    # the layer before it. Here each 64 random bits decide about four elements.
-    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device).random_(-(2**63), None)
-    bits = words.view(torch.int16)[: x.numel()].view(x.shape)
-    keep = bits >= round(share * 2**16) - 2**15
-    return x * (keep / (1 - share)).to(x.dtype)
-
-
 def sinusoidal_positions(time: Tensor, width: int) -> Tensor:
     """Timesteps (...) -> fixed embeddings (..., width): sines on even features, cosines on odd ones.
 
@@ -144,8 +129,8 @@ class Block(nn.Module):
         # head, a norm on what attention adds (norm2), and a norm inside the feed-forward (norm4).
         x = x + self.norm2(self.out((attended * self.head_scale).flatten(-2)))
         inner = self.norm4(F.leaky_relu(self.ff1(self.norm3(x))))
-        inner = self.ff2(dropout(inner, self.dropout, self.training))
-        return x + dropout(inner, self.dropout, self.training)
+        inner = self.ff2(F.dropout(inner, self.dropout, self.training))
+        return x + F.dropout(inner, self.dropout, self.training)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Windows (B, T, D) -> (B, T, D). Every step attends to itself and to what came before it."""
@@ -213,7 +198,7 @@ class CausalTransformer(nn.Module):
                 f"{(*time.shape, self.input_dim)}, one timestep for each input of width {self.input_dim}"
             )
         x = self.inp(x) + sinusoidal_positions(time, self.d_model)
-        return dropout(x, self.dropout, self.training)
+        return F.dropout(x, self.dropout, self.training)
 
     def forward(self, x_BTI: Tensor, time_BT: Tensor) -> Tensor:
         """Whole windows at once, (B, T, I) and (B, T) -> states (B, T, D).

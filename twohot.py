@@ -1,23 +1,24 @@
 r"""Symlog two-hot: scalar returns <-> distributions over N bins.
 
-What     turns value regression into classification: a return becomes a label over N bins, a
-         distribution over the bins becomes a return, and the critic's loss is a cross-entropy
-Why      a classifier's loss hardly grows with the size of the return that it predicts, so no task
-         drowns the others because its rewards are large (paper, Figure 3)
+What     `BinSupport.encode` turns a return into a label over N bins; `twohot_loss` is the cross-entropy with
+         that label; `BinSupport.decode` turns predicted logits into a return
+Why      the cross-entropy stays in the same range whatever the size of the returns, so a task with large
+         rewards cannot dominate the critic's loss (paper, Figure 3)
 Paper    AMAGO-2 (arXiv 2411.11188), equation 3 and appendix A, equations 5-8. Symlog and the wide
          limits are DreamerV3's; HL-Gauss labels are Imani & White 2018, Farebrother et al. 2024.
          Authors' code: github.com/UT-Austin-RPL/amago
-Shapes   N bins; any leading dimensions: returns (...), labels and logits (..., N). M = N // 2: bins above
+Shapes   N bins; any leading dimensions: returns (...), labels and logits (..., N). M = N // 2: the bins above
          the centre, each paired with its mirror image below
-Notes    ERRATUM: equations 5 and 6 print the two weights swapped: as printed, a return that lies on a
-           bin would be labelled as its neighbour. See `BinSupport.encode`.
-         ERRATUM: appendix A counts bins b_0 to b_B and calls them B; here they are N, b_0 to b_N-1.
-         DEVIATION: HL-Gauss labels saturate past the limits; the authors' sum to about 0 there.
-         Whatever the autocast, a support and the losses compute in float32: symexp(symlog(1e5)) overflows
-         in float16, and in bfloat16 returns of that size come back up to 4% off.
-Use      support = BinSupport(bins=64)              # beside a network that puts out logits (..., 64)
-         loss = twohot_loss(logits, *support.encode(y)).mean()      # y (...): what it should say
-         value = support.decode(logits)            # (...): what it says
+Notes    ERRATUM: equations 5 and 6 print the two weights swapped. As printed, a return that lies on a bin
+           would be labelled as the neighbouring bin. See `BinSupport.encode_unchecked`.
+         ERRATUM: appendix A numbers the bins b_0 to b_B and also calls their count B. Here there are N bins,
+           b_0 to b_{N-1}.
+         DEVIATION: HL-Gauss labels saturate past the limits; the authors' labels sum to about 0 there.
+         Supports and losses compute in float32, also under autocast: symexp(symlog(1e5)) overflows in
+         float16, and bfloat16 returns of that size are up to 4% off.
+Use      support = BinSupport(bins=64)              # the network outputs logits (..., 64)
+         loss = twohot_loss(logits, *support.encode(y)).mean()      # y (...): the target returns
+         value = support.decode(logits)            # (...): the predicted returns
 Copy     this file alone; needs torch
 Try      python twohot.py
 """
@@ -41,13 +42,21 @@ def symexp(x: Tensor) -> Tensor:
     return torch.sign(x) * torch.expm1(torch.abs(x))
 
 
+def refuse_nan(value: Tensor) -> None:
+    """Raise ValueError if returns (...) contain NaN: NaN has no bin, and would corrupt the critic."""
+    if torch.isnan(value).any():
+        raise ValueError(
+            "cannot encode a return that is NaN: expected numbers; look for the reward or value that is NaN"
+        )
+
+
 class BinSupport(nn.Module):
     """N bins, evenly spaced between two limits in the transformed space.
 
-    Arguments: `bins` N >= 2; `low` < `high`, limits in units of returns (before symlog); `use_symlog`
-    False spaces the bins evenly in the returns themselves. Defaults: the paper's wide limits
+    Arguments: `bins` N >= 2; `low` < `high`, the limits in units of returns (before symlog); `use_symlog`
+    False spaces the bins evenly in the returns themselves. The default limits are the paper's wide ones
     (appendix A), which need no tuning.
-    Buffers: `bins_N` positions b_0..b_{N-1} in the transformed space; it moves with `.to(device)`.
+    Buffers: `bins_N` are the positions b_0..b_{N-1} in the transformed space; they move with `.to(device)`.
     Raises ValueError for limits in the wrong order or fewer than two bins.
     """
 
@@ -56,30 +65,24 @@ class BinSupport(nn.Module):
         if bins < 2:
             raise ValueError(f"a support needs at least 2 bins, got {bins}")
         if not low < high:
-            raise ValueError(f"the lower limit must lie below the upper, got low={low} and high={high}")
+            raise ValueError(f"the lower limit must be below the upper limit, got low={low} and high={high}")
         self.use_symlog = use_symlog
         ends = torch.tensor([low, high], dtype=torch.float64)
         ends = symlog(ends) if use_symlog else ends
         self.first, self.last = ends.tolist()
         self.width = (self.last - self.first) / (bins - 1)
         self.center = (self.first + self.last) / 2
-        # Offsets from the centre are mirrored by construction, o_i = -o_{N-1-i} to the last bit: that
-        # makes the decoded value of uniform logits exactly the centre, even when no bin lies on it.
+        # Offsets from the centre are mirrored exactly, o_i = -o_{N-1-i}. Uniform logits then decode to
+        # exactly the centre, even when no bin lies on it.
         offset_N = torch.linspace(self.first, self.last, bins, dtype=torch.float64) - self.center
         offset_N = (offset_N - offset_N.flip(0)) / 2
         self.register_buffer("bins_N", (self.center + offset_N).float(), persistent=False)
         self.register_buffer("upper_offset_M", offset_N[(bins + 1) // 2 :].float(), persistent=False)
 
     def transform(self, value: Tensor) -> Tensor:
-        """Map returns (...) to the space in which the bins are evenly spaced, saturated at the limits.
-
-        Raises ValueError on NaN: a NaN has no bin, and a label made from one would poison the critic.
-        """
+        """Map returns (...) to the space in which the bins are evenly spaced, clipped to the limits."""
         value = value.float()
-        if torch.isnan(value).any():
-            raise ValueError("a return to be encoded is NaN: look for the reward or value that made it")
-        x = symlog(value) if self.use_symlog else value
-        return x.clamp(self.first, self.last)
+        return (symlog(value) if self.use_symlog else value).clamp(self.first, self.last)
 
     def encode(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """Returns (...) -> (index of the bin below, weight of the bin above it), both (...).
@@ -87,14 +90,24 @@ class BinSupport(nn.Module):
         The two-hot label of a value is 1 - weight at `index`, weight at `index + 1`, 0 elsewhere.
         Source: paper, Eq. 5 and 6. Raises ValueError on NaN.
         """
+        refuse_nan(value)
+        return self.encode_unchecked(value)
+
+    def encode_unchecked(self, value: Tensor) -> tuple[Tensor, Tensor]:
+        """`encode`, (...) -> (...), for callers that already know the values are not NaN.
+
+        A check makes a GPU wait. A NaN gets a valid index and the weight NaN: its loss is NaN, and no lookup
+        is out of range.
+        """
         position = (self.transform(value) - self.first) / self.width
-        last = self.bins_N.numel() - 1
-        index = position.floor().clamp(0, last - 1)
+        # Clamped as an integer: a NaN has no integer, and the clamp brings it into the range of the bins.
+        # The last bin is never the one below, since `index + 1` must exist.
+        index = position.floor().long().clamp(0, self.bins_N.numel() - 2)
         # ERRATUM. Printed, Eq. 5:  twohot(y)[i-1] = (y - b_{i-1}) / (b_i - b_{i-1})
         #          Printed, Eq. 6:  twohot(y)[i]   = (b_i - y)     / (b_i - b_{i-1})
-        # Swapped, as here, the nearer bin takes the larger share and sum(label * bins) gives y back.
+        # Swapped, as here, the nearer bin has the larger weight, and sum(label * bins) = y.
         weight_above = (position - index).clamp(0.0, 1.0)
-        return index.long(), weight_above
+        return index, weight_above
 
     def twohot_labels(self, value: Tensor) -> Tensor:
         """Dense two-hot labels (..., N) of returns (...). For reading and tests; the loss needs none."""
@@ -104,10 +117,18 @@ class BinSupport(nn.Module):
         return below + above
 
     def hlgauss_labels(self, value: Tensor, sigma_bins: float = 0.75) -> Tensor:
-        """Dense labels (..., N): a Gaussian around the value, integrated over each bin.
+        """Dense labels (..., N) of returns (...): a Gaussian around the value, integrated over each bin.
 
         `sigma_bins` is its standard deviation in bin widths. Source: HL-Gauss (Imani & White 2018),
         with the width of Farebrother et al. 2024. Raises ValueError on NaN.
+        """
+        refuse_nan(value)
+        return self.hlgauss_labels_unchecked(value, sigma_bins)
+
+    def hlgauss_labels_unchecked(self, value: Tensor, sigma_bins: float = 0.75) -> Tensor:
+        """`hlgauss_labels`, (...) -> (..., N), for callers that already know the values are not NaN.
+
+        A check makes a GPU wait. The labels of a NaN are NaN.
         """
         x = self.transform(value).unsqueeze(-1)
         edges = torch.cat([self.bins_N - self.width / 2, self.bins_N[-1:] + self.width / 2])
@@ -117,7 +138,7 @@ class BinSupport(nn.Module):
         return mass / mass.sum(-1, keepdim=True)
 
     def decode(self, logits: Tensor) -> Tensor:
-        """Logits (..., N) -> returns (...): symexp of the mean bin, not the mean of symexp'd bins.
+        """Logits (..., N) -> returns (...): the symexp of the mean bin, not the mean of the bins' symexp.
 
         A 50/50 split between the bins of 0 and 100 therefore decodes to symexp(ln(101) / 2) = 9.05.
         Uniform logits decode to exactly 0 on symmetric limits. Source: paper, appendix A.
@@ -125,7 +146,7 @@ class BinSupport(nn.Module):
         # Q(h, a) = symexp(Q_B(h, a)^T b)
         p = torch.softmax(logits.float(), dim=-1)
         # Plain: x = sum_i p_i b_i. Summed as mirrored pairs (p_{N-1-i} - p_i) o_{N-1-i}, the rounding
-        # errors of the two halves cancel, and an untrained critic says 0, not 1e-6.
+        # errors of the two halves cancel, and an untrained critic predicts exactly 0, not 1e-6.
         pairs = self.upper_offset_M.numel()
         difference = p[..., -pairs:] - p[..., :pairs].flip(-1)
         x = self.center + (difference * self.upper_offset_M).sum(-1)
@@ -133,7 +154,7 @@ class BinSupport(nn.Module):
 
 
 def twohot_loss(logits: Tensor, index: Tensor, weight_above: Tensor) -> Tensor:
-    """Cross-entropy (...) of logits (..., N) against two-hot labels, given as `encode` returns them.
+    """Cross-entropy (...) of logits (..., N) against two-hot labels in the form that `encode` returns.
 
     `index` and `weight_above` broadcast to the leading dimensions of `logits`. Source: Eq. 3.
     """
@@ -143,8 +164,8 @@ def twohot_loss(logits: Tensor, index: Tensor, weight_above: Tensor) -> Tensor:
     below = logits.gather(-1, index).squeeze(-1)
     above = logits.gather(-1, index + 1).squeeze(-1)
     # Eq. 3:  L = -twohot(y)^T log Q_B(h, a)
-    # Plain: -(labels * log_softmax(logits)).sum(-1). The labels sum to 1 and have two non-zero entries,
-    # so two numbers of each row suffice, and no label tensor of the size of the logits is ever built.
+    # Plain: -(labels * log_softmax(logits)).sum(-1). A label has two non-zero entries that sum to 1, so two
+    # logits of each row are enough, and no label tensor of the size of the logits is built.
     return torch.logsumexp(logits, dim=-1) - torch.lerp(below, above, weight_above)
 
 
@@ -155,44 +176,41 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
+    rounded = lambda values, digits: [round(x, digits) for x in values.tolist()]
     support = BinSupport(bins=9, low=-math.expm1(4), high=math.expm1(4))
     b_N = support.bins_N
-    print("9 bins, evenly spaced in symlog space:", [round(b, 2) for b in b_N.tolist()])
-    print("  the returns they stand for:         ", [round(b, 2) for b in symexp(b_N).tolist()])
+    print("9 bins, evenly spaced in symlog space:", rounded(b_N, 2))
+    print("  the returns at these positions:     ", rounded(symexp(b_N), 2))
 
-    print("\nthe return y = 3.3, step by step")
+    print("\nThe label of the return y = 3.3, step by step")
     y = torch.tensor(3.3)
-    x = support.transform(y)
-    index, above = support.encode(y)
-    i = index.item()
-    print(f"  1 symlog      ln(3.3 + 1) = {x.item():.4f}")
-    print(f"  2 neighbours  bin {i} at {b_N[i].item():.0f} and bin {i + 1} at {b_N[i + 1].item():.0f}")
-    print(
-        f"  3 weights     below 2 - {x.item():.4f} = {1 - above.item():.4f}, above {x.item():.4f} - 1", end=""
-    )
-    print(f" = {above.item():.4f}; the nearer bin has the larger share")
-    label_N = support.twohot_labels(y)
-    print("  4 label      ", [round(p, 4) for p in label_N.tolist()])
-    mean = (label_N * b_N).sum()
-    print(
-        f"  5 mean bin    {label_N[i].item():.4f} x 1 + {label_N[i + 1].item():.4f} x 2 = {mean.item():.4f}"
-    )
-    print(f"  6 symexp      exp({mean.item():.4f}) - 1 = {support.decode(label_N.log()).item():.4f}, y again")
-    swapped = above * b_N[i] + (1 - above) * b_N[i + 1]
-    print(f"  with the weights swapped, as equations 5 and 6 print them: {symexp(swapped).item():.4f}")
-    print("  HL-Gauss's label of y:", [round(p, 4) for p in support.hlgauss_labels(y).tolist()])
+    x, (index, above) = support.transform(y).item(), support.encode(y)
+    i, label_N = index.item(), support.twohot_labels(y)
+    mean = (label_N * b_N).sum().item()
+    print(f"  1 symlog        ln(3.3 + 1) = {x:.4f}")
+    print(f"  2 neighbours    bin {i} at {b_N[i]:.0f} and bin {i + 1} at {b_N[i + 1]:.0f}")
+    print(f"  3 weight below  2 - {x:.4f} = {1 - above:.4f}, the larger one, since this bin is nearer")
+    print(f"    weight above  {x:.4f} - 1 = {above:.4f}")
+    print("  4 label        ", rounded(label_N, 4))
+    print(f"  5 mean bin      {label_N[i]:.4f} x 1 + {label_N[i + 1]:.4f} x 2 = {mean:.4f}")
+    print(f"  6 symexp        exp({mean:.4f}) - 1 = {support.decode(label_N.log()):.4f}, which is y again")
+    swapped = symexp(above * b_N[i] + (1 - above) * b_N[i + 1])
+    print(f"  With the weights swapped, as equations 5 and 6 print them, y would be {swapped:.4f}.")
+    print("  HL-Gauss label of y:", rounded(support.hlgauss_labels(y), 4))
 
-    print("\nthe loss of a critic that knows nothing, and where it pulls")
+    print("\nThe loss of an untrained critic and its gradient")
     logits_N = torch.zeros(9, requires_grad=True)
     loss = twohot_loss(logits_N, index, above)
     loss.backward()
-    print(f"  uniform logits decode to {support.decode(logits_N).item()}, loss {loss.item():.4f}", end="")
-    print(f" = ln 9 = {math.log(9):.4f}")
-    print("  gradient", [round(g, 4) for g in logits_N.grad.tolist()], "= 1/9 - label")
+    print(
+        f"  uniform logits decode to {support.decode(logits_N)}, loss {loss:.4f} = ln 9 = {math.log(9):.4f}"
+    )
+    print("  gradient", rounded(logits_N.grad, 4), "= 1/9 - label")
 
-    print("\nthe same relative error at three scales: a two-hot of 1.1 y, with 1% spread over all bins")
+    print("\nThe same relative error at three scales: the prediction is the two-hot label of 1.1 y,")
+    print("mixed with 1% of a uniform distribution over 128 bins")
     wide = BinSupport(bins=128)
     for scale in (1.0, 100.0, 10_000.0):
         prediction = (wide.twohot_labels(torch.tensor(1.1 * scale)) + 0.01 / 128).log()
         ce = twohot_loss(prediction, *wide.encode(torch.tensor(scale)))
-        print(f"  y = {scale:>7g}: cross-entropy {ce.item():.3f}, squared error {(0.1 * scale) ** 2:g}")
+        print(f"  y = {scale:>7g}: cross-entropy {ce:.3f}, squared error {(0.1 * scale) ** 2:g}")

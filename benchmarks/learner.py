@@ -3,7 +3,7 @@ r"""How long one update takes, against the same mathematics written plainly, in 
     python benchmarks/learner.py                                # all shapes; about a quarter of an hour on 2 cores
     python benchmarks/learner.py --shapes small,laptop --repeats 5
 
-A row a shape and implementation: `plain` (plain.py, float32), `float32` and `bf16` (train.update). Seconds are
+A row a shape and implementation: `plain` (plain.py, float32), `float32` and `bf16` (update.py). Seconds are
 medians over interleaved updates, the ratio is plain's seconds over the row's. Peak memory is that of a process of
 its own, everything included. Of the arithmetic, what PyTorch counts (matrix multiplies, convolutions, attention)
 is compared with a large matrix multiply measured between the updates, in the same number format.
@@ -33,16 +33,17 @@ from agent import Agent
 from config import Config, check_device
 from presets import preset
 from replay import Batch
-from train import make_optimizer, update
+from train import make_optimizer
+from update import update
 
-# What `wiring.sizes` says of the environments: vector width, actions, discrete?, image shape, layout where needed.
+# Arguments of `Agent` by environment: vector width, actions, discrete, image shape, layout, vocabulary.
 SIZES = {
     "popgym": (57, 27, True, None, None),
     "metaworld": (46, 4, False, None, None),
     "procgen-easy": (19, 15, True, (64, 64, 3), None),
     "procgen-memory-hard": (19, 15, True, (64, 64, 3), None),
     "atari": (22, 18, True, (84, 84, 3), None),
-    "babyai": (172, 7, True, None, {"grid": slice(0, 147), "tokens": slice(147, 157)}),
+    "babyai": (172, 7, True, None, {"grid": slice(0, 147), "tokens": slice(147, 157)}, 31),
 }
 # name -> preset, scale, what differs from it. "-cpu": as large as an update of a few seconds on 2 cores allows.
 SHAPES = {
@@ -66,7 +67,7 @@ def config_of(shape: str, precision: str = "float32", **changes) -> Config:
 
 def make_batch(config: Config, agent: Agent | None = None, seed: int = 0) -> Batch:
     """A batch of full windows of noise. With an `agent`, discrete actions are its own policy's."""
-    observation_dim, action_dim, discrete, image_shape, _ = SIZES[config.env]
+    observation_dim, action_dim, discrete, image_shape = SIZES[config.env][:4]
     rng, (B, T) = torch.Generator().manual_seed(seed), (config.batch_size, config.context)
     obs_BTO = torch.randn(B, T + 1, observation_dim, generator=rng)
     image_BT = None
@@ -86,6 +87,8 @@ def make_batch(config: Config, agent: Agent | None = None, seed: int = 0) -> Bat
         reward_BT=torch.randn(B, T, generator=rng),
         done_BT=torch.zeros(B, T, dtype=torch.bool),
         mask_BT=torch.ones(B, T, dtype=torch.bool),
+        real_S=torch.arange(B * T),
+        lengths=(T,) * B,
         time_BT=time_BT,
         task_B=torch.zeros(B, dtype=torch.long),
         image_BT=image_BT,
@@ -117,7 +120,7 @@ def make_learner(shape: str, implementation: str, entropy: float | None, device:
     if discrete and entropy is not None:
         sharpen(agent, make_batch(config), entropy)
     batch = make_batch(config, agent if discrete else None)
-    agent, batch = agent.to(device), Batch(*(None if t is None else t.to(device) for t in batch))
+    agent, batch = agent.to(device), batch.to(device)
     optimizer, schedule = make_optimizer(agent, config)
     step = plain_update if implementation == "plain" else update
     return lambda: step(agent, optimizer, schedule, batch, config), config

@@ -1,20 +1,17 @@
-r"""The update as plainly as its equations: what train.update has to equal, and to beat.
+r"""The gradient step written as plainly as its equations: update.py has to equal it, and to be faster.
 
 What     the losses of `ind_ind` on a whole batch at once, padding included, and one `backward` through all of
          it: every critic sees [state, discount, action] written out for every sample, a label is a dense
          distribution over bins, and nothing is chunked, factorised or left out
-Why      speed is a ratio, and a ratio needs an honest other side. It is also the shortest way to read what
-         an update computes
+Why      speed is measured as a ratio to honest plain code. This is also the shortest way to read the update
 Paper    AMAGO-2 section 3: Eq. 3, Eq. 4 and the target y_t
 Shapes   B batch, T time; C critics; G discounts; K action samples; A action; D state width; N bins
 Notes    Networks are `agent.Agent`'s own, so that losses and gradients can be compared to the last digits;
-         tests/test_learner_benchmark.py does. Draws come in the same order as in train.update with one
+         tests/test_learner_benchmark.py does. Draws come in the same order as in update.update with one
          chunk of all states, on a batch without padding: from one seed both see the same samples.
 Copy     together with agent.py
 Try      python benchmarks/learner.py --shapes small
 """
-
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -49,9 +46,9 @@ def plain_losses(agent, config, batch) -> tuple[Tensor, Tensor]:
     # y_t = r_t + gamma Qbar(h_{t+1}, a' ~ pibar(h_{t+1})),  and r_t alone where the task is over
     with torch.no_grad():
         target_policy = agent.policy(agent.target_actor(next_BTD))
-        subset_RBTG = draw_subset(config.critics, (*next_BTD.shape[:2], G), device=h_BTD.device)
         next_logits = critic_logits(agent.value.target_critics, next_BTD, target_policy.sample(1))
         q_next_CBTG = support.decode(next_logits.squeeze(1))
+        subset_RBTG = draw_subset(config.critics, (*next_BTD.shape[:2], G), device=h_BTD.device)
         q_next_BTG = q_next_CBTG.gather(0, subset_RBTG).mean(0)
         goes_on_BT1 = (~batch.done_BT).float().unsqueeze(-1)
         reward_BT1 = batch.reward_BT.unsqueeze(-1) * config.reward_scale
@@ -80,19 +77,18 @@ def plain_losses(agent, config, batch) -> tuple[Tensor, Tensor]:
 
 
 def plain_update(agent, optimizer, schedule, batch, config, num_tasks: int = 1) -> dict[str, Tensor]:
-    """One gradient step, as `train.update` makes it for `ind_ind`; returns the two losses and the norm."""
+    """One gradient step, as `update.update` makes it for `ind_ind`; returns both losses and the gradient norm."""
     agent.train()
     mask_BT1 = F.pad(batch.mask_BT, (1, 0), value=True)
     agent.encoder.update_statistics(batch.obs_BTO, mask_BT1)
     optimizer.zero_grad()
-    with patch("transformer.dropout", F.dropout):  # ours draws its random numbers faster
-        actor_loss_BTG, critic_loss_CBTG = plain_losses(agent, config, batch)
+    actor_loss_BTG, critic_loss_CBTG = plain_losses(agent, config, batch)
     actor_loss = actor_loss_BTG[batch.mask_BT].mean()
     critic_loss = critic_loss_CBTG[:, batch.mask_BT].mean()
     (actor_loss + config.critic_weight * critic_loss).backward()
     norm = nn.utils.clip_grad_norm_(agent.parameters(), config.grad_clip)
     optimizer.step()
-    schedule.step()
+    schedule.step(torch.ones_like(norm))
     move_target(agent.target_actor, agent.actor, config.tau)
     move_target(agent.value.target_critics, agent.value.critics, config.tau)
     return {"loss/actor": actor_loss.detach(), "loss/critic": critic_loss.detach(), "gradient_norm": norm}

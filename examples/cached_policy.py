@@ -1,15 +1,15 @@
-r"""The cached Transformer as a policy in a plain Gymnasium loop: the same actions as the full forward, sooner.
+r"""The cached Transformer as a policy in a Gymnasium loop: the actions of the full forward pass, faster.
 
     python examples/cached_policy.py              # five seconds on one core
-    python examples/cached_policy.py --quick      # rollouts of 200 steps, not 500
+    python examples/cached_policy.py --quick      # rollouts of 200 steps instead of 500
 
-A policy that remembers its whole rollout of Pendulum-v1 acts in two ways at once, on the same observations:
+A policy that remembers its whole rollout of Pendulum-v1 computes every action in two ways:
 
-    cached   one step of the Transformer, which keeps keys and values of the past (transformer.py)
-    full     the whole history through the Transformer again at every step, as one would write it first
+    cached   one step of the Transformer, which keeps the keys and values of earlier steps (transformer.py)
+    full     a forward pass over the whole history at every step, the simplest implementation
 
-Two rollouts, one after the other: `reset` forgets the first, and the second starts at time 0 again. Nothing is
-trained here: random weights can neither help the two to agree nor make them faster.
+Two rollouts follow each other: `reset` clears the cache, and the second rollout starts at time 0. Nothing is
+trained: agreement and speed do not depend on the weights.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from transformer import CausalTransformer
 
 
 def main(quick: bool) -> dict[str, float]:
-    """Play two rollouts, print how far cached and full are apart and what they cost; returns these numbers."""
+    """Play two rollouts; print and return the differences between cached and full, and their times."""
     torch.manual_seed(0)
     steps = 200 if quick else 500
     env = gymnasium.make("Pendulum-v1", max_episode_steps=steps)
@@ -58,17 +58,17 @@ def main(quick: bool) -> dict[str, float]:
             over = terminated or truncated
         model.reset(cache, torch.tensor([True]))
     print(
-        f"2 rollouts of {steps} steps: states differ by at most {state_gap:.1e}, torques by {action_gap:.1e}"
+        f"2 rollouts of {steps} steps: states differ by at most {state_gap:.1e}, actions by {action_gap:.1e}"
     )
-    print(f"{'milliseconds a step, after':<28}{'cached':>8}{'full':>8}{'ratio':>8}")
+    print(f"{'milliseconds per step, after':<28}{'cached':>8}{'full':>8}{'ratio':>8}")
     result = {"state gap": state_gap, "action gap": action_gap}
     for first in (0, steps // 4, steps // 2, steps - 20):
-        # Of the second rollout: by then everything has run once. The median, as other programs interrupt.
+        # The second rollout only, after everything has run once. The median, since other programs interrupt.
         cached, full = (1000 * median(s[steps + first : steps + first + 20]) for s in seconds.values())
         print(f"{f'{first} to {first + 19} steps':<28}{cached:>8.2f}{full:>8.2f}{full / cached:>8.1f}")
         result[f"ratio after {first}"] = full / cached
     rates = [2 * steps / sum(s) for s in seconds.values()]
-    print(f"{'steps a second in all':<28}{rates[0]:>8.0f}{rates[1]:>8.0f}{rates[0] / rates[1]:>8.1f}")
+    print(f"{'steps per second, overall':<28}{rates[0]:>8.0f}{rates[1]:>8.0f}{rates[0] / rates[1]:>8.1f}")
     return result
 
 

@@ -1,15 +1,15 @@
-r"""The binary filter as a drop-in for behaviour cloning on a fixed data set of mixed quality.
+r"""The binary filter in behaviour cloning on a fixed data set of mixed quality.
 
     python examples/filtered_cloning.py              # 15 seconds on one core
 
-The data: CartPole-v1 played by coin tosses, which drop the pole after some 22 steps; half of the actions are
-the wrong ones. Two policies learn from it, and neither ever plays:
+The data are random actions in CartPole-v1: the pole falls after about 22 steps, and half of the actions are
+wrong. Two policies learn from the data without playing:
 
-    cloning    loss = -log pi(a | s)                        imitates everything
-    filtered   loss = -1{ A(s, a) > 0 } log pi(a | s)       imitates what a critic finds better than the policy
+    cloning    loss = -log pi(a | s)                        imitates all actions
+    filtered   loss = -1{ A(s, a) > 0 } log pi(a | s)       imitates actions with a positive advantage
 
-The filter is the one line that differs (crr_actor.py); its price is the critic beside it, which learns one-step
-targets from the same data. Returns are means over 20 rollouts; 500 is the most.
+The filter is one line (crr_actor.py), but it needs a critic, which learns one-step targets from the same
+data. Returns are means over 20 rollouts; the largest possible return is 500.
 """
 
 import argparse
@@ -33,7 +33,7 @@ GAMMA_1 = torch.tensor([0.98])
 
 
 def play(env: gymnasium.Env, choose, rollouts: int) -> tuple[list[float], list[tuple]]:
-    """Returns of some rollouts, and their steps (state, action, reward, next state, terminated)."""
+    """The returns of some rollouts, and their steps (state, action, reward, next state, terminated)."""
     returns, steps = [], []
     for seed in range(rollouts):
         state, _ = env.reset(seed=seed)
@@ -47,7 +47,7 @@ def play(env: gymnasium.Env, choose, rollouts: int) -> tuple[list[float], list[t
 
 
 def train(data: list[Tensor], filtered: bool, updates: int) -> tuple[ActorHead, float]:
-    """A policy that learns from the data, and the share of actions that it imitated in the last update."""
+    """Train a policy on the data; returns it and the share of actions that its last update imitated."""
     actor = ActorHead(4, features=2, discounts=1, hidden=(64, 64))
     critic = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     target, share = copy.deepcopy(critic), 1.0
@@ -56,7 +56,7 @@ def train(data: list[Tensor], filtered: bool, updates: int) -> tuple[ActorHead, 
         row_S = torch.randint(len(data[0]), (256,))
         state_SD, action_S, reward_S, after_SD, over_S = (x[row_S] for x in data)
         action_S1A = F.one_hot(action_S, 2).float().unsqueeze(1)
-        policy = Categorical(actor(state_SD))  # (S, 1, A): one policy a discount, of which there is one
+        policy = Categorical(actor(state_SD))  # (S, 1, A): one policy for the one discount
         log_prob_S1 = policy.log_prob(action_S1A)
         loss = -log_prob_S1.mean()
         if filtered:
@@ -76,11 +76,13 @@ def train(data: list[Tensor], filtered: bool, updates: int) -> tuple[ActorHead, 
 
 
 def main(updates: int) -> dict[str, float]:
-    """Collect, train both, print their returns, and return these by name."""
+    """Collect data, train both policies, print their returns, and return the returns by name."""
     torch.manual_seed(0)
     env, rng = gymnasium.make("CartPole-v1"), np.random.default_rng(0)
     returns, steps = play(env, lambda state: int(rng.integers(2)), 500)
-    print(f"{len(steps)} steps of coin tosses: mean return {np.mean(returns):.0f}, best {max(returns):.0f}")
+    print(
+        f"{len(steps)} steps of random actions: mean return {np.mean(returns):.0f}, best {max(returns):.0f}"
+    )
     state_SD, action_S, reward_S, after_SD, over_S = (torch.tensor(np.array(x)) for x in zip(*steps))
     data, table = [state_SD, action_S, reward_S.float(), after_SD, over_S], {"data": np.mean(returns).item()}
     for name, filtered in (("cloning", False), ("filtered", True)):
@@ -91,16 +93,18 @@ def main(updates: int) -> dict[str, float]:
             policy = Categorical(actor(torch.tensor(state)))
             return int((policy.mode() if greedy else policy.sample(1)).argmax())
 
-        for how, greedy in (("sampled", False), ("likeliest", True)):
+        for choice, greedy in (("sampled", False), ("likeliest", True)):
             returns, _ = play(env, functools.partial(choose, greedy=greedy), 20)
-            table[f"{name}, {how}"] = np.mean(returns).item()
-        print(f"{name:<9} imitates {share:>4.0%} of the actions; mean return of sampled actions", end="")
-        print(f"{table[f'{name}, sampled']:>4.0f}, of the likeliest{table[f'{name}, likeliest']:>4.0f}")
+            table[f"{name}, {choice}"] = np.mean(returns).item()
+        print(f"{name:<9} imitates {share:>4.0%} of the actions; mean return with sampled actions", end="")
+        print(f"{table[f'{name}, sampled']:>4.0f}, with the most probable{table[f'{name}, likeliest']:>4.0f}")
     return table
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--updates", type=int, default=1000, help="of each policy, 256 steps each")
+    parser.add_argument(
+        "--updates", type=int, default=1000, help="updates of each policy, with batches of 256 steps"
+    )
     main(parser.parse_args().updates)

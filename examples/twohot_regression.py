@@ -1,18 +1,17 @@
-r"""The two-hot head on a plain regression whose targets span six orders of magnitude, against squared error.
+r"""The two-hot head and squared errors in a regression whose targets span six orders of magnitude.
 
     python examples/twohot_regression.py              # 40 seconds on one core
     python examples/twohot_regression.py --quick      # a fifth of the updates
 
-A small network learns y = 10^u (1 + sin(3 a + b) / 2) from (u, a, b), u from 0 to 6: think of prices, counts
-or returns of which some are a million times larger than others. The same network, data and optimizer, and
-three losses:
+A small network learns y = 10^u (1 + sin(3 a + b) / 2) from (u, a, b), with u from 0 to 6. Prices, counts and
+returns can have such a range. Network, data and optimizer are the same for three losses:
 
-    squared error           of y divided by its standard deviation, as one would begin
-    squared error, symlog   of symlog(y), which compresses the range and stays a regression
+    squared error           of y divided by its standard deviation, the usual choice
+    squared error, symlog   of symlog(y): a regression in a compressed range
     two-hot                 cross-entropy over symlog bins (twohot.py)
 
-The error is relative, |prediction - y| / y, its median over unseen inputs of each factor of ten. Who knew u,
-and nothing else, would be off by about 0.34 everywhere.
+The table shows the median relative error |prediction - y| / y over unseen inputs, for each factor of ten. A
+prediction from u alone has an error of about 0.34 everywhere.
 """
 
 import argparse
@@ -28,14 +27,14 @@ from twohot import BinSupport, symexp, symlog, twohot_loss
 
 
 def draw(n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """n inputs (n, 3) within [-1, 1], their targets (n,), and u (n,)."""
+    """Draw n inputs (n, 3) in [-1, 1], their targets (n,), and u (n,)."""
     x_B3 = 2 * torch.rand(n, 3) - 1
     u_B = 3 + 3 * x_B3[:, 0]
     return x_B3, 10**u_B * (1 + torch.sin(3 * x_B3[:, 1] + x_B3[:, 2]) / 2), u_B
 
 
 def learners() -> dict:
-    """Name -> (outputs of the network, loss of outputs and targets, prediction from outputs)."""
+    """Name -> (number of network outputs, loss of outputs and targets, prediction from outputs)."""
     support = BinSupport(bins=128, low=-2e6, high=2e6)
     deviation = draw(100_000)[1].std()
     return {
@@ -54,7 +53,7 @@ def learners() -> dict:
 
 
 def relative_errors(outputs: int, loss_of, prediction_of, updates: int) -> list[float]:
-    """Train a network, and return the median relative error for each factor of ten of 10^u, smallest first."""
+    """Train a network, and return the median relative error for each factor of ten, smallest first."""
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(3, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, outputs))
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -72,9 +71,9 @@ def relative_errors(outputs: int, loss_of, prediction_of, updates: int) -> list[
 
 
 def main(quick: bool) -> dict[str, list[float]]:
-    """Train all three, print the table, and return it."""
+    """Train the three networks, print the table, and return it."""
     torch.manual_seed(0)
-    print(f"{'median relative error where 10^u is':<36}" + "".join(f"{f'1e{d}..':>9}" for d in range(6)))
+    print(f"{'median relative error for 10^u from':<36}" + "".join(f"{f'1e{d}..':>9}" for d in range(6)))
     table = {}
     for name, learner in learners().items():
         table[name] = relative_errors(*learner, updates=800 if quick else 4000)

@@ -1,17 +1,17 @@
-r"""Measure what a POPGym return is worth: a random policy's return, and the best known or provable one.
+r"""Bounds of POPGym returns: the return of a random policy, and the best known or provable return.
 
-    python results/popgym_bounds.py            # rewrites results/popgym_bounds.csv, about a minute on one core
+    python results/popgym_bounds.py            # rewrites results/popgym_bounds.csv; a minute on one core
 
-Returns are those of one attempt. The random policy draws uniformly from a task's own actions; in the
-27-task environment a uniform draw over the padded actions comes to the same, because an invalid one is
-replaced uniformly. The best returns come from oracles that see the hidden state:
+Returns are those of one attempt. The random policy draws uniformly from a task's own actions. In the 27-task
+environment a uniform draw over the padded actions is equivalent, because an invalid action is replaced
+uniformly. The best returns are from oracles that see the hidden state:
 
-    exact      every episode earned the same, and the task pays no more: cards repeated, counted, recited
-               backwards; mines avoided; poles balanced to the last step
-               (an agent's first square among mines is a guess, so its mean stays below this)
-    estimated  a mean over episodes. HigherLower: bets on the larger part of what is left in the deck,
-               the best that perfect memory can do. MultiarmedBandit: always the best arm, which an agent
-               must first find, so nobody reaches it
+    exact      every episode had the same return, and the task has no higher one. Cards are repeated, counted
+               or recited backwards, mines are avoided, poles are balanced to the last step. An agent's first
+               square in MineSweeper is a guess, so its mean return is lower
+    estimated  a mean over episodes. In HigherLower the oracle bets on the larger part of the remaining deck,
+               the best choice with perfect memory. In MultiarmedBandit it always chooses the best arm; an
+               agent has to find that arm first, so no agent reaches this return
 """
 
 import argparse
@@ -24,41 +24,42 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from envs import Actions
-from suites import popgym_tasks, task_family
+from suites import task_family
+from suites.popgym import popgym_tasks
 
 OUT = Path(__file__).with_suffix(".csv")
 
 
 def recite(env):
-    "Autoencode: after the watching, the last card that is still in hand."
+    "Autoencode: the last card in hand, once all cards were shown."
     return int(env.deck.suits_idx[env.deck["system"][-1]])
 
 
 def previous(env):
-    "RepeatPrevious: the card k steps back, once there is one."
+    "RepeatPrevious: the card k steps earlier, if there is one."
     enough = env.deck.hand_size("player") >= env.k
     return int(env.deck.suits_idx[env.deck["player"][-env.k]]) if enough else 0
 
 
 def count_cards(env):
-    "HigherLower: 0 bets on higher. Ties pay nothing either way."
+    "HigherLower: 0 bets on higher, 1 on lower. A tie pays nothing."
     left = 4 * env.num_decks - env.state.astype(int)
     card = int(env.deck.show("player", ["ranks_idx"]).item())
     return 0 if left[card + 1 :].sum() >= left[:card].sum() else 1
 
 
 def balance(env):
-    "Cart-poles: push to the side to which the pole will have fallen, leaning against the cart's drift."
+    "Cart-poles: push to the side to which the pole is falling, with a correction for the cart's drift."
     x, x_speed, angle, angle_speed = env.unwrapped.state
     return int(angle + 0.25 * angle_speed + 0.02 * x + 0.05 * x_speed > 0)
 
 
 def avoid_mines(env):
-    "MineSweeper: the first square that is clear and not yet seen, as a number."
+    "MineSweeper: the number of the first square without a mine that is still covered."
     return int(np.flatnonzero(env.hidden_grid.ravel() == 0)[0])
 
 
-# family: the play that earns the best return, given the simulator
+# Family: the action with the best return, given the simulator.
 ORACLES = {
     "Autoencode": recite,
     "RepeatPrevious": previous,
@@ -101,12 +102,12 @@ def play(make, choose, episodes: int, seed: int) -> np.ndarray:
 
 
 def measure(task: str, make, random_episodes: int, best_episodes: int, seed: int = 10**6) -> dict:
-    """One row of the table."""
+    """Measure a task: one row of the table."""
     rng, size = np.random.default_rng(seed), Actions(make().action_space).size
     low = play(make, lambda env: int(rng.integers(size)), random_episodes, seed)
     family = task_family(task)
     high = play(make, ORACLES[family], best_episodes, seed)
-    # An exact return may still differ in its last digits, being a sum of many thirds or fifty-firsts.
+    # Exact returns can still differ in their last digits: they are sums of many thirds or fifty-firsts.
     exact = family not in ESTIMATED and np.ptp(high) < 1e-6
     return {
         "task": task,

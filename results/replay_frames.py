@@ -1,21 +1,21 @@
-r"""Measure what frames cost: compressed bytes a frame by game, and windows a second, by frames.py's settings.
+r"""Storage cost of frames with frame_store.py: compressed bytes per frame, and windows per second.
 
     python results/replay_frames.py --random                # all three benchmarks; rewrites replay_frames.csv
     python results/replay_frames.py --run runs/my_run       # frames of a trained policy, on its own tasks
 
---random steps the bare simulators with random actions. Each one is held for some steps, eight on average
-(`--hold`), so that players get somewhere; `--hold 1` is a uniform draw at every step. The latter's frames
-cost more where the view follows the player (Jumper, Ninja, Coinrun): it is jerked to and fro. What a
-trained policy sees may cost more or less; --run measures it. New rows replace those of the same benchmark
-and policy in the CSV; replay_frames.txt says what all rows mean for the paper's replays.
+--random steps the simulators with random actions. Each action is held for eight steps on average (`--hold`),
+so that the players make progress; `--hold 1` draws a new action at every step. Then frames need more bytes
+where the view follows the player (Jumper, Ninja, Coinrun), because the view moves to and fro. The frames of a
+trained policy can be larger or smaller; --run measures them. New rows replace the rows of the same benchmark
+and policy in the CSV; replay_frames.txt relates all rows to the paper's replays.
 
-    bytes_per_frame     with 32 frames a chunk at level 3, tables included, over all sequences
-    compress, decompress            raw MB a second of one core's own time, busy machine or not
-    windows_memory, windows_disk    windows of the benchmark's context a second of one core, drawn as the
-                        replay draws them; from memory, and from files that the page cache holds
+    bytes_per_frame     with 32 frames per chunk at level 3, tables included, over all sequences
+    compress, decompress            uncompressed MB per second of CPU time on one core
+    windows_memory, windows_disk    windows of the benchmark's context per second of CPU time on one core,
+                        drawn as the replay draws them; from memory, and from files in the page cache
     game "all"          the mean over games for bytes, one store with all games' frames for windows
 
-A sequence is two attempts, cut after four contexts, as they would enter the replay.
+A sequence is two attempts, cut after four contexts, as in the replay.
 """
 
 import argparse
@@ -41,7 +41,7 @@ HARD = ("bigfish", "bossfight", "chaser", "climber", "coinrun", "fruitbot", "lea
 HARD += ("starpilot",)
 ATARI = ("BattleZone", "Boxing", "Breakout", "ChopperCommand", "CrazyClimber", "Gopher", "MsPacman", "Pong")
 ATARI += ("Qbert", "Seaquest")
-# benchmark: batch, context | Tables 1 and 2; env steps in the replay | Table 1; most steps of a rollout
+# Benchmark: batch, context | Tables 1 and 2; env steps in the replay | Table 1; longest rollout, steps
 SETTINGS = {
     "procgen-easy": (24, 128, 18_000_000, 2500),
     "procgen-memory-hard": (16, 768, 80_000_000, 5000),
@@ -50,7 +50,7 @@ SETTINGS = {
 
 
 def games_of(benchmark: str) -> list[tuple[str, str]]:
-    "Games and their modes."
+    "The games of a benchmark and their modes."
     if benchmark == "atari":
         return [(game, "v5") for game in ATARI]
     if benchmark == "procgen-easy":
@@ -59,7 +59,7 @@ def games_of(benchmark: str) -> list[tuple[str, str]]:
 
 
 def procgen_steps(game: str, mode: str, hold: float, seed: int, lanes: int = 8) -> Iterator:
-    "Endless (frame, whether an episode begins with it) for each of the lanes, random actions."
+    "Yield (frames, whether an episode starts there), one of each per environment, under random actions."
     from procgen import ProcgenGym3Env
 
     env = ProcgenGym3Env(
@@ -75,7 +75,7 @@ def procgen_steps(game: str, mode: str, hold: float, seed: int, lanes: int = 8) 
 
 
 def area_weights(size: int, target: int) -> np.ndarray:
-    "(target, size): each target pixel is the mean over the stretch of source pixels that it covers."
+    "Weights (target, size): a target pixel is the mean of the source pixels that it covers."
     edges = np.linspace(0, size, target + 1)
     low, high = (
         np.maximum(edges[:-1, None], np.arange(size)),
@@ -85,7 +85,7 @@ def area_weights(size: int, target: int) -> np.ndarray:
 
 
 def atari_steps(game: str, hold: float, seed: int, lanes: int = 2) -> Iterator:
-    "As `procgen_steps`."
+    "As `procgen_steps`, for an Atari game."
     import ale_py
     import gymnasium
 
@@ -112,7 +112,7 @@ def atari_steps(game: str, hold: float, seed: int, lanes: int = 2) -> Iterator:
 def random_sequences(
     benchmark: str, game: str, mode: str, count: int, hold: float, seed: int
 ) -> list[np.ndarray]:
-    "About `count` frames in sequences as the replay would get them."
+    "About `count` frames, in sequences as in the replay."
     _, context, _, longest = SETTINGS[benchmark]
     steps = atari_steps(game, hold, seed) if benchmark == "atari" else procgen_steps(game, mode, hold, seed)
     attempts, done, held = (1 if benchmark == "atari" else 2), [], 0
@@ -133,7 +133,7 @@ def random_sequences(
 
 
 def trained_sequences(policy, game: str, count: int, seed: int) -> list[np.ndarray]:
-    "About `count` frames of a policy's rollouts in one task, cut after four contexts."
+    "About `count` frames of a policy's rollouts in one task, in sequences of up to four contexts."
     env, done, held, rollout = policy.make_env(), [], 0, 0
     while held < count:
         obs, _ = env.reset(seed=seed + rollout, options={"task": game})
@@ -150,7 +150,7 @@ def trained_sequences(policy, game: str, count: int, seed: int) -> list[np.ndarr
 
 
 def timed(store: FrameStore, handles: list[tuple[int, int]], context: int, seconds: float) -> float:
-    "Windows a second, sequences and starts drawn as the replay draws them."
+    "Windows per second, with sequences and starts drawn as in the replay."
     rng, windows = np.random.default_rng(0), 0
     out = np.empty((context + 1, *store.frame_shape), np.uint8)
     begin = time.process_time()
@@ -163,7 +163,7 @@ def timed(store: FrameStore, handles: list[tuple[int, int]], context: int, secon
 
 
 def measure(sequences: list[np.ndarray], context: int, seconds: float) -> dict:
-    "Bytes, speeds and windows of one game's frames, or of all."
+    "Bytes, speeds and windows of the frames of one game or of all games."
     shape, raw = sequences[0].shape[1:], sum(s.nbytes for s in sequences)
     store = FrameStore(shape)
     begin = time.process_time()
@@ -180,8 +180,8 @@ def measure(sequences: list[np.ndarray], context: int, seconds: float) -> dict:
     with tempfile.TemporaryDirectory(dir=OUT.parent) as folder:
         spilled = FrameStore(shape, folder=folder)
         there = [(spilled.add(s), len(s)) for s in sequences]
-        for segment in spilled._segments:  # all of it, whatever the budget
-            spilled._spill(segment)
+        for block in spilled._blocks:  # all blocks, whatever the memory budget
+            spilled._spill(block)
         frames = sum(len(s) for s in sequences)
         row = {
             "frames": frames,
@@ -198,7 +198,7 @@ def measure(sequences: list[np.ndarray], context: int, seconds: float) -> dict:
 
 
 def report(rows: list[dict]) -> str:
-    "The table, and what it means for the paper's replays."
+    "The table, and the sizes and times of the paper's replays."
     columns = ("policy", "game", "mode", "bytes_per_frame", "ratio", "compress_mb_s", "decompress_mb_s")
     columns += ("windows_memory", "windows_disk")
     lines = []
@@ -223,7 +223,7 @@ def report(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    "Measure, merge into the CSV, print the table."
+    "Measure, merge the rows into the CSV, write and print the report."
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

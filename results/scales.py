@@ -1,13 +1,13 @@
-r"""Does it hold? The paper's rescaled-rewards experiment (Figures 6 and 7) in miniature, on a CPU.
+r"""The paper's experiment with rescaled rewards (Figures 6 and 7) in miniature, on a CPU.
 
-    make scales                                  # or: python results/scales.py [--jobs 2] [--steps N] [--seeds 3]
+    make scales                            # or: python results/scales.py [--jobs 2] [--steps N] [--seeds 3]
 
 Trains all four variants on the four tasks of `--env scales`, whose rewards are multiplied by 100, 1, 1 and
-1/10, from three seeds each, and the two extremes (ind_ind, dep_dep) on the same tasks as they are: 18 runs,
-as many at once as there are cores, one thread each. Run it again after an interruption: finished runs are
-kept, others go on from their checkpoints. Writes results/scales.csv (a row for each run and task),
-results/scales_shares.csv (the tasks' mean shares of the losses, and PopArt's last deviation) and results/scales.txt (a table, commands,
-commit, minutes); `python plot.py scales` draws them.
+1/10, with three seeds each, and two variants (ind_ind, dep_dep) on the same tasks with their own rewards: 18
+runs with one thread each, as many at a time as there are cores. After an interruption, run it again: finished
+runs are kept, and others resume from their checkpoints. Writes results/scales.csv (a row for each run and
+task), results/scales_shares.csv (each task's mean share of the losses, and the last standard deviation of
+PopArt) and results/scales.txt (a table, commands, commit, minutes). `python plot.py scales` draws them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from suites import SCALES
+from suites.popgym import SCALES
 from suites.scores import load_bounds
 
 VARIANTS = ("ind_ind", "ind_dep", "dep_ind", "dep_dep")
@@ -35,7 +35,7 @@ SHARES = ("states", "critic", "actor", "gradient")
 
 
 def all_runs(seeds: int) -> list[tuple[str, bool, int]]:
-    """(variant, scaled, seed) of every run, seed by seed, so that a first seed of all is there early."""
+    """(variant, scaled, seed) of every run. Seed by seed, so that one seed of each variant finishes early."""
     return [
         (variant, scaled, seed)
         for seed in range(seeds)
@@ -44,12 +44,12 @@ def all_runs(seeds: int) -> list[tuple[str, bool, int]]:
 
 
 def name_of(variant: str, scaled: bool, seed: int) -> str:
-    "A run's folder under runs/."
+    "The name of a run's folder in runs/."
     return f"scales_{variant}_{'scaled' if scaled else 'control'}_{seed}"
 
 
 def fresh_command(variant: str, scaled: bool, seed: int, steps: int, extra: list[str]) -> list[str]:
-    """The command line of one run from its start, `python` left out."""
+    """The command line of a new run, without `python`."""
     name = name_of(variant, scaled, seed)
     tasks = (
         ["--env", "scales"] if scaled else ["--env", "popgym", "--tasks", ",".join(SCALES), "--attempts", "1"]
@@ -60,22 +60,22 @@ def fresh_command(variant: str, scaled: bool, seed: int, steps: int, extra: list
 
 
 def command_of(run: tuple[str, bool, int], steps: int, extra: list[str]) -> list[str]:
-    """The same, or a resume where there is a checkpoint."""
+    """The command line that resumes a run from its checkpoint or, without one, starts it."""
     folder = ROOT / "runs" / name_of(*run)
     if (folder / "checkpoint.pt").exists():
         return ["train.py", "--name", folder.name, "--resume"]
-    if folder.exists():  # stopped before its first checkpoint: nothing to go on from
+    if folder.exists():  # stopped before its first checkpoint: start again
         shutil.rmtree(folder)
     return fresh_command(*run, steps, extra)
 
 
 def finished(run: tuple[str, bool, int]) -> bool:
-    "Whether a run has come to its table."
+    "Whether a run has written its table, which comes last."
     return (ROOT / "runs" / name_of(*run) / "table.txt").exists()
 
 
 def train_all(runs: list, jobs: int, steps: int, extra: list[str]) -> None:
-    """Run what is not finished, `jobs` at a time. RuntimeError, with its output's end, if one fails."""
+    """Run the unfinished runs, `jobs` at a time. RuntimeError, with the end of its output, if a run fails."""
     waiting, active = [run for run in runs if not finished(run)], {}
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     with tqdm(total=len(runs), initial=len(runs) - len(waiting), unit="run") as bar:
@@ -100,7 +100,7 @@ def train_all(runs: list, jobs: int, steps: int, extra: list[str]) -> None:
                     log.close()
                     del active[run]
                     bar.update()
-        finally:  # Ctrl-C has reached the children already; they save a checkpoint and leave
+        finally:  # on Ctrl-C the children, which received it too, save a checkpoint and exit
             for process, _ in active.values():
                 process.terminate()
             for process, _ in active.values():
@@ -108,7 +108,7 @@ def train_all(runs: list, jobs: int, steps: int, extra: list[str]) -> None:
 
 
 def collect(runs: list) -> tuple[list[dict], list[dict], list[float]]:
-    """Rows of the two tables from the runs' logs, and the minutes that each run took."""
+    """Rows of the two tables from the runs' logs, and the minutes of each run."""
     rows, shares, minutes, bounds = [], [], [], load_bounds("scales")
     for variant, scaled, seed in runs:
         folder = ROOT / "runs" / name_of(variant, scaled, seed)
@@ -128,7 +128,7 @@ def collect(runs: list) -> tuple[list[dict], list[dict], list[float]]:
 
 
 def write(path: Path, rows: list[dict]) -> None:
-    "Rows as CSV, numbers to four digits after the point."
+    "Write rows as CSV, with four decimal places."
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
@@ -137,9 +137,9 @@ def write(path: Path, rows: list[dict]) -> None:
 
 
 def format_table(rows: list[dict]) -> str:
-    """Normalised return by variant and task: mean over seeds (least, most)."""
+    """A table of normalised returns by variant and task: mean over seeds (lowest to highest)."""
     groups = dict.fromkeys((row["variant"], row["scaled"]) for row in rows)
-    # Columns as wide as the longest task: "0.98 (0.97 to 0.98)" fits in all of them.
+    # Columns are as wide as the longest task, and "0.98 (0.97 to 0.98)" fits in all of them.
     width = max(len(task) for task in SCALES) + 8
     header = "".join(f"{f'{task} x{factor:g}':>{width}}" for task, factor in SCALES.items())
     lines = [f"{'variant, rewards':<18}{header}{'mean':>{width}}"]
@@ -154,7 +154,7 @@ def format_table(rows: list[dict]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the sweep and write its tables."""
+    """Train all runs and write the tables."""
     parser = argparse.ArgumentParser(description="The rescaled-rewards experiment: 18 runs.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="runs at a time, one core each")
     parser.add_argument("--steps", type=int, default=1_000_000, help="env steps of each run")

@@ -6,7 +6,6 @@ Why      one batched step of the policy serves all environments; slow simulators
          and in a run of days, some worker dies
 Paper    none: our choice
 Shapes   E environments; observations (E, O), or a dictionary of (E, ...)
-Try      python -m runtime.vector_env
 """
 
 import contextlib
@@ -25,7 +24,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from suites import make_env
+from suites import BENCHMARKS, make_env
 
 
 def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, worker_timeout=300.0, **kwargs):
@@ -43,6 +42,38 @@ def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, worker_
     """
     makes = [functools.partial(make_env, env, lane=(i, num_envs), **kwargs) for i in range(num_envs)]
     return InWorkers(makes, worker_timeout) if asynchronous else InProcess(makes, autoreset_mode="SameStep")
+
+
+def in_processes(config) -> bool:
+    """Whether `--workers` asks for worker processes; "auto" does for slow simulators, if there are 4 cores or more."""
+    slow = config.env in BENCHMARKS and BENCHMARKS[config.env].slow
+    return config.workers == "processes" or (config.workers == "auto" and slow and (os.cpu_count() or 1) >= 4)
+
+
+def step_on(env, action) -> tuple:
+    """`step`, and `reset` at a rollout's end: the five results, and the ended rollout's last ones or None."""
+    obs, reward, terminated, truncated, info = env.step(action)
+    if not (terminated or truncated):
+        return obs, reward, terminated, truncated, info, None
+    last, (obs, info) = {"final_obs": obs, "final_info": info}, env.reset()
+    return obs, reward, terminated, truncated, info, last
+
+
+def restore(env, snapshot: dict) -> tuple:
+    """Play a rollout again, up to where `snapshot` was taken: (observation, info) as they were then.
+
+    The rest follows as it would have. (A simulator's own state would need a pickle, and loading one runs code.)
+    Where seed and actions do not determine a simulator, the observation may differ: compare it. A rollout that ends
+    too early is followed by a new one, whose first observation equals no later one.
+    """
+    env.np_random.bit_generator.state, over = snapshot["generator"], False
+    obs, info = env.reset(options={"task": snapshot["task"]})
+    for action in snapshot["actions"]:
+        if over:
+            return env.reset()
+        obs, _, terminated, truncated, info = env.step(action)
+        over = terminated or truncated
+    return obs, info
 
 
 def stack_observations(obs_E: Sequence):
@@ -81,7 +112,7 @@ class InProcess(SyncVectorEnv):
 
     def step(self, actions) -> tuple:
         """Step every environment; where a rollout ends, begin the next one."""
-        steps_E = [env.step_on(action) for env, action in zip(self.envs, actions, strict=True)]
+        steps_E = [step_on(env, action) for env, action in zip(self.envs, actions, strict=True)]
         return stack_steps(self, steps_E, np.zeros(self.num_envs, dtype=bool))
 
     def snapshots(self) -> list[dict]:
@@ -91,7 +122,7 @@ class InProcess(SyncVectorEnv):
     def restore(self, snapshots: Sequence[dict | None]) -> tuple:
         """Repeat these rollouts; None begins a new one."""
         pairs = zip(self.envs, snapshots, strict=True)
-        return stack_resets([env.restore(snapshot) if snapshot else env.reset() for env, snapshot in pairs])
+        return stack_resets([restore(env, snapshot) if snapshot else env.reset() for env, snapshot in pairs])
 
     def restart(self, e: int) -> tuple:
         """Begin a new rollout in environment `e`; returns its observation and info."""
@@ -252,7 +283,7 @@ class InWorkers(VectorEnv):
 
 
 def serve(make: Callable, pipe, parents: Sequence) -> None:
-    """The loop of a worker: call the environment's methods that the parent asks for, until it closes its end.
+    """The loop of a worker: step, reset, save or restore its environment as the parent asks, until that closes its end.
 
     `pipe` is this worker's end. `parents` are the parent's ends of all pipes, copied into this process: they must
     be closed here, or no worker would notice that the parent is gone. Each answer is (result, None); after a fault
@@ -270,22 +301,10 @@ def serve(make: Callable, pipe, parents: Sequence) -> None:
         with contextlib.closing(make()) as env:
             while True:
                 method, arguments = pipe.recv()
-                pipe.send((getattr(env, method)(**arguments), None))
+                call = {"step_on": step_on, "restore": restore}.get(method) or getattr(type(env), method)
+                pipe.send((call(env, **arguments), None))
     except Exception as error:  # noqa: BLE001  the parent raises it
         # ValueError is a task's fault, told in one line; anything else is an error of this program.
         fault = str(error) if isinstance(error, ValueError) else traceback.format_exc()
         with contextlib.suppress(OSError):  # the parent has closed its end
             pipe.send((None, fault))
-
-
-if __name__ == "__main__":
-    envs, copies = (make_vector_env("scales", 2, tasks="RepeatFirstEasy") for _ in range(2))
-    obs, info = envs.reset(seed=0)
-    print(f"two environments: observations (E, O) = {obs.shape}, tasks {info['task'].tolist()}")
-    for _ in range(51):
-        _, _, terminated_E, _, info = envs.step([0, 1])
-    print(f"step 51: terminated {terminated_E.tolist()}, returns {info['final_info']['return'].round(3)}")
-    copies.restore(envs.snapshots())
-    same = np.array_equal(envs.step([2, 2])[0], copies.step([2, 2])[0])
-    print(f"restored elsewhere, the same actions lead to the same observations: {same}")
-    envs.close(), copies.close()

@@ -1,150 +1,86 @@
 r"""The benchmarks by name, and the multi-task environment of each.
 
-What     `BENCHMARKS` maps a name to its tasks and to how a rollout plays them; `make_env` builds it
-Try      python -m suites --list popgym
+What     `BENCHMARKS` maps a name to its tasks and to the way a rollout plays them; `make_env` builds the environment
+Why      the program and its users choose by name; `MultiTaskEnv` (envs.py) and each benchmark's file stay simple
+Paper    AMAGO-2 section 4 and appendix B
+Try      python -m suites popgym      and      python -m suites.popgym
 """
 
-import difflib
 import functools
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import gymnasium
-from gymnasium import spaces
+from envs import MultiTaskEnv, Rules, nearest
+from suites.atari import atari_tasks
+from suites.babyai import BABYAI_VOCABULARY, babyai_sets, babyai_tasks
+from suites.gym import gym_tasks
+from suites.metaworld import metaworld_sets, metaworld_tasks
+from suites.popgym import SCALES, popgym_tasks, scales_tasks
+from suites.procgen import PROCGEN_EASY, PROCGEN_MEMORY_HARD, PROCGEN_RESCALED, procgen_tasks
 
-from envs import Actions, MultiTaskEnv, feature_count, first_line, nearest
-from suites.simulators import (
-    PROCGEN_EASY,
-    PROCGEN_MEMORY_HARD,
-    PROCGEN_RESCALED,
-    SPLITS,
-    atari_tasks,
-    babyai_sets,
-    metaworld_sets,
-    procgen_tasks,
-)
-
-
-@functools.cache
-def popgym_tasks() -> dict[str, Callable]:
-    """The 27 POPGym tasks of appendix B: discrete actions, actions and observations below 30 wide.
-
-    Built from the classes: `gymnasium.make` and `Flatten` do not work together there. Raises ValueError
-    if the package is missing or holds other tasks than the 27.
-    """
-    try:
-        import popgym.envs
-    except ImportError as error:
-        raise ValueError("--env popgym needs the popgym package: pip install -r requirements.txt") from error
-    tasks = {}
-    for make in popgym.envs.ALL:
-        env = make()
-        discrete = not isinstance(env.action_space, spaces.Box)
-        if discrete and Actions(env.action_space).size < 30 and feature_count(env.observation_space) < 30:
-            tasks[make.__name__] = make
-    if len(tasks) != 27:
-        raise ValueError(f"{len(tasks)} POPGym tasks, not the paper's 27: pip install -r requirements.txt")
-    return tasks
-
-
-# The paper's experiment with rescaled Procgen rewards (Figures 6 and 7) in miniature: four tasks that a CPU
-# learns within minutes. As there, the easiest is worth 100 times more, and one of those that last longest a tenth.
-SCALES = {
-    "RepeatFirstEasy": 100.0,
-    "HigherLowerEasy": 1.0,
-    "NoisyPositionOnlyCartPoleEasy": 1.0,
-    "VelocityOnlyCartPoleEasy": 0.1,
-}
-
-
-def scales_tasks() -> dict[str, Callable]:
-    """The four POPGym tasks of the experiment with rescaled rewards, by name."""
-    tasks = popgym_tasks()
-    return {name: tasks[name] for name in SCALES}
-
-
-def gym_tasks(ids: str) -> dict[str, Callable]:
-    """Tasks from comma-separated Gymnasium ids with vector observations. One-line ValueErrors for the rest."""
-    tasks = {}
-    for name in split_names(ids):
-        try:
-            env = gymnasium.make(name)
-        except (gymnasium.error.Error, ImportError) as error:
-            near = difflib.get_close_matches(name, gymnasium.registry, n=3)
-            if name not in gymnasium.registry and near:
-                raise ValueError(f"unknown Gymnasium id '{name}'. Did you mean {', '.join(near)}?") from error
-            raise ValueError(f"cannot make Gymnasium id '{name}': {first_line(error)}") from error
-        space = env.observation_space
-        if isinstance(space, spaces.Box) and len(space.shape) >= 2:
-            raise ValueError(
-                f"{name} has image observations {space.shape}; --env gym: takes vectors. "
-                "Wrap it in an environment of your own that turns them into a vector"
-            )
-        try:
-            feature_count(space)
-            Actions(env.action_space)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
-        env.close()
-        tasks[name] = functools.partial(gymnasium.make, name)
-    if not tasks:
-        raise ValueError("--env gym: needs at least one id, for example --env gym:CartPole-v1,Acrobot-v1")
-    return tasks
+# `python -m suites.popgym` runs a file that this one has imported already. Python warns of the second copy, which
+# is harmless here.
+warnings.filterwarnings("ignore", "'suites", RuntimeWarning, "runpy")
 
 
 class Benchmark(NamedTuple):
-    """What a benchmark is: its tasks, and how a rollout of `MultiTaskEnv` plays them.
+    """A benchmark: its tasks, and the rules by which `MultiTaskEnv` plays them.
 
-    The functions import the benchmark's package, so that nobody needs the packages of the others.
+    The functions import the benchmark's package when they are called, so nobody needs the packages of the others.
     """
 
     tasks: Callable  # (split) -> {name: constructor}, all that are played unless some are asked for
-    attempts: int = 1  # plays in a rollout
-    reward_factors: dict[str, float] | None = None  # of tasks whose rewards are rescaled
-    same_variant: bool = False  # the same level, goal or layout in all attempts of a rollout
-    mark_attempts: bool = False  # a black box in the corner of all attempts but the first
-    max_steps: int | None = None  # of a rollout
-    free_attempts: int | None = None  # that do not count; None: all but the last
-    spread: bool = False  # each of several environments plays its own tasks, so that all are played as often
+    package: str  # to install, in the words of an error
+    rules: Rules = Rules()
+    spread: bool = (
+        False  # each of several environments plays its own tasks, so that all are played equally often
+    )
     slow: bool = False  # a step costs more than handing it to a worker process
-    sets: Callable | None = None  # (split) -> {name: {name: constructor}}, what else can be asked for
+    sets: Callable | None = (
+        None  # (split) -> {name: {name: constructor}}, the names that --tasks may also use
+    )
+    vocabulary: int | None = None  # number of different tokens, where instructions are seen
 
 
-ALIKE = {"free_attempts": 0, "same_variant": True}  # all attempts count, and are at the same thing
+# All attempts count, and have the same level, goal or layout.
+TWICE = Rules(attempts=2, free_attempts=0, same_variant=True)
 # Appendix B: a level is played twice and both attempts count; H = 2500 steps in both together.
-PROCGEN = Benchmark(
-    functools.partial(procgen_tasks, PROCGEN_EASY), attempts=2, mark_attempts=True, max_steps=2500, **ALIKE
-)
+PROCGEN = TWICE._replace(mark_attempts=True, max_steps=2500)
+EASY = Benchmark(functools.partial(procgen_tasks, PROCGEN_EASY), "procgen (Linux on x86_64 only)", PROCGEN)
+HARD = functools.partial(procgen_tasks, PROCGEN_MEMORY_HARD)
 
 BENCHMARKS = {
     # POPGym has no splits: every attempt is a new variant, and evaluation draws others by its own seed.
-    "popgym": Benchmark(lambda split: popgym_tasks(), attempts=2),
-    "scales": Benchmark(lambda split: scales_tasks(), attempts=1, reward_factors=SCALES),
+    "popgym": Benchmark(lambda split: popgym_tasks(), "popgym", Rules(attempts=2)),
+    "scales": Benchmark(lambda split: scales_tasks(), "popgym", Rules(reward_factors=SCALES)),
     "metaworld": Benchmark(
-        lambda split: metaworld_sets(split)["ML45"], attempts=3, slow=True, sets=metaworld_sets, **ALIKE
+        metaworld_tasks, "metaworld", TWICE._replace(attempts=3), slow=True, sets=metaworld_sets
     ),
-    "babyai": Benchmark(lambda split: babyai_sets(split)["BabyAI"], attempts=2, sets=babyai_sets, **ALIKE),
-    "procgen-easy": PROCGEN,
-    "procgen-easy-rescaled": PROCGEN._replace(reward_factors=PROCGEN_RESCALED),
-    "procgen-memory-hard": PROCGEN._replace(
-        tasks=functools.partial(procgen_tasks, PROCGEN_MEMORY_HARD), max_steps=5000
-    ),
-    # One attempt; v5's limit of 108,000 frames in steps of 4.
-    "atari": Benchmark(atari_tasks, max_steps=27_000, spread=True),
+    "babyai": Benchmark(babyai_tasks, "minigrid", TWICE, sets=babyai_sets, vocabulary=BABYAI_VOCABULARY),
+    "procgen-easy": EASY,
+    "procgen-easy-rescaled": EASY._replace(rules=PROCGEN._replace(reward_factors=PROCGEN_RESCALED)),
+    "procgen-memory-hard": EASY._replace(tasks=HARD, rules=PROCGEN._replace(max_steps=5000)),
+    # v5's limit of 108,000 frames, in steps of 4.
+    "atari": Benchmark(atari_tasks, "ale-py", Rules(max_steps=27_000), spread=True),
 }
 
 
 def all_tasks(env: str, split: str = "train") -> dict[str, Callable]:
     """Every task of a benchmark, or of gym:ID[,ID...], by name. ValueError for an unknown one or split."""
-    if split not in SPLITS:
+    if split not in ("train", "test"):
         raise ValueError(f"unknown split '{split}': --split is train or test")
     if env.startswith("gym:"):
         return gym_tasks(env.removeprefix("gym:"))
     if env not in BENCHMARKS:
-        near = difflib.get_close_matches(env, BENCHMARKS, n=1, cutoff=0.0)
-        raise ValueError(f"unknown --env '{env}'. Did you mean {near[0]}, or gym:{env}?")
-    return BENCHMARKS[env].tasks(split)
+        near = nearest(env, list(BENCHMARKS))
+        raise ValueError(f"unknown --env '{env}'. Did you mean {near}, or gym:{env}?")
+    try:
+        return BENCHMARKS[env].tasks(split)
+    except ImportError as error:
+        needed = f"--env {env} needs the package {BENCHMARKS[env].package}"
+        raise ValueError(f"{needed}: pip install -r requirements.txt") from error
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
@@ -156,7 +92,7 @@ def split_names(names: str | Sequence[str]) -> list[str]:
 def choose_tasks(env: str, tasks: str | Sequence[str] | None, split: str = "train") -> dict[str, Callable]:
     """The subset `tasks` of a benchmark (None: all of it). ValueError names the nearest tasks.
 
-    A benchmark's named sets (ML10) stand for their tasks.
+    The name of a set (ML10) stands for its tasks.
     """
     every = all_tasks(env, split)
     if tasks is None:
@@ -164,13 +100,11 @@ def choose_tasks(env: str, tasks: str | Sequence[str] | None, split: str = "trai
     sets = {name: {name: make} for name, make in every.items()}
     if env in BENCHMARKS and BENCHMARKS[env].sets:
         sets |= BENCHMARKS[env].sets(split)
-    names, chosen = split_names(tasks), {}
-    for name in names:
+    chosen = {}
+    for name in split_names(tasks):
         if name not in sets:
-            raise ValueError(
-                f"unknown task '{name}' for --env {env}. Did you mean {nearest(name, list(sets))}?  "
-                f"(python envs.py --list {env})"
-            )
+            near = f"Did you mean {nearest(name, list(sets))}?  (python envs.py --list {env})"
+            raise ValueError(f"unknown task '{name}' for --env {env}. {near}")
         chosen |= sets[name]
     if not chosen:
         raise ValueError(f"--tasks names no task  (python envs.py --list {env})")
@@ -180,7 +114,7 @@ def choose_tasks(env: str, tasks: str | Sequence[str] | None, split: str = "trai
 def held_out_tasks(env: str, tasks: str | Sequence[str] | None = None) -> list[str]:
     """Tasks of the test split that training never plays; the others of that split differ in their variants.
 
-    `tasks` is what was trained on, as for `make_env`. Empty where a benchmark holds out no tasks.
+    `tasks` is the choice of training, as for `make_env`. Empty where a benchmark holds out no tasks.
     """
     train = choose_tasks(env, tasks, "train")
     return [name for name in choose_tasks(env, tasks, "test") if name not in train]
@@ -209,18 +143,24 @@ def make_env(
     ValueError, one line, for anything that cannot be built.
     """
     chosen = choose_tasks(env, tasks, split)
-    benchmark = BENCHMARKS.get(env, Benchmark(None))
-    # Of 24 environments and ten games, 20 to 23 play games 0 to 3 again; of four, the first plays 0, 4 and 8.
-    spread = range(lane[0] % len(chosen), len(chosen), lane[1])
-    return MultiTaskEnv(
-        chosen,
-        benchmark.attempts if attempts is None else attempts,
-        store_executed,
-        free_attempts=benchmark.free_attempts,
-        max_steps=min((n for n in (benchmark.max_steps, max_steps) if n is not None), default=None),
-        reward_factors=benchmark.reward_factors,
-        same_variant=benchmark.same_variant,
-        mark_attempts=benchmark.mark_attempts,
-        clip_rewards=clip_rewards,
-        drawn=spread if benchmark.spread else None,
-    )
+    benchmark = BENCHMARKS.get(env, Benchmark(gym_tasks, "gymnasium"))
+    rules = benchmark.rules._replace(store_executed=store_executed, clip_rewards=clip_rewards)
+    if attempts is not None:
+        rules = rules._replace(attempts=attempts)
+    if max_steps is not None:
+        rules = rules._replace(max_steps=min(max_steps, rules.max_steps or max_steps))
+    if benchmark.spread:
+        # Of 24 environments and ten games, 20 to 23 play games 0 to 3 again; of four, the first plays 0, 4 and 8.
+        rules = rules._replace(drawn=range(lane[0] % len(chosen), len(chosen), lane[1]))
+    return MultiTaskEnv(chosen, rules)
+
+
+def env_arguments(config) -> dict:
+    "The fields of a configuration that `make_env` takes."
+    names = ("env", "tasks", "attempts", "store_executed", "clip_rewards", "max_steps")
+    return {name: getattr(config, name) for name in names}
+
+
+def evaluation_arguments(config, split: str) -> dict:
+    "`make_env`'s arguments for an evaluation on a split: the same, with rewards as the tasks give them, unclipped."
+    return env_arguments(config) | {"split": split, "clip_rewards": False}

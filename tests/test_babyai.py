@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import envs
 from runtime.vector_env import make_vector_env
-from suites import all_tasks, held_out_tasks, make_env, simulators
-from suites.simulators import BABYAI_TOKENS, BABYAI_VOCABULARY, BabyAITask, babyai_tokens
+from suites import BENCHMARKS, all_tasks, held_out_tasks, make_env
+from suites.__main__ import print_list
+from suites.babyai import BABYAI_LENGTH, BABYAI_TOKENS, BabyAITask, babyai_tokens
 
 minigrid = pytest.importorskip("minigrid")
 
@@ -77,8 +77,8 @@ def test_the_vocabulary_is_fixed_and_complete():
             used |= set(tokens[:length].tolist())
             longest = max(longest, length)
             assert task.game.max_steps == task.max_episode_length, name
-    assert 1 not in used and used <= set(range(2, 31)) and longest == simulators.BABYAI_LENGTH == 10
-    assert len(used) >= 28 and len(BABYAI_TOKENS) == 29 and BABYAI_VOCABULARY == 31
+    assert 1 not in used and used <= set(range(2, 31)) and longest == BABYAI_LENGTH == 10
+    assert len(used) >= 28 and len(BABYAI_TOKENS) == 29 and BENCHMARKS["babyai"].vocabulary == 31
     # Worked out by hand; a checkpoint depends on these numbers.
     assert babyai_tokens("open the red door, then open the blue door").tolist() == [
         *(19, 24, 22, 8, 2, 25, 19, 24, 6, 8)
@@ -105,7 +105,7 @@ def test_what_is_seen_is_minigrids_own():
 
 def test_two_attempts_at_one_layout_and_another_each_rollout():
     env = make_env("babyai", "BabyAI-GoToLocal-v0")
-    assert env.same_variant
+    assert env.rules.same_variant
     layouts, (obs, _) = set(), env.reset(seed=0)
     for _ in range(10):
         first, done, seconds = obs, False, []
@@ -250,11 +250,11 @@ def test_a_missing_or_another_package_says_what_to_install(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match="^--env babyai needs the minigrid package: pip install"):
+    with pytest.raises(ValueError, match="^--env babyai needs the package minigrid: pip install"):
         make_env("babyai")
 
 
 def test_the_list_names_every_task(capsys):
-    envs.print_list("babyai")
+    print_list("babyai")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["BabyAI-GoToLocal-v0", "161", "7", "64"] in lines and len(lines) >= 52

@@ -1,4 +1,4 @@
-"""crr_actor.py: distributions by hand, the filter, and what may not happen to its gradient."""
+"""crr_actor.py: distributions by hand, the filter, and the gradients of both losses."""
 
 import math
 
@@ -63,7 +63,7 @@ def test_advantage_by_hand_and_exactly_zero_at_ties():
     assert advantage(torch.tensor([3.0]), torch.tensor([[1.0], [2.0], [6.0]])).item() == 0
     assert advantage(torch.tensor([2.0]), torch.tensor([[1.0], [1.0], [1.0]])).item() == 1
     q = torch.randn(10_000)
-    assert (advantage(q, q.expand(3, -1)) == 0).all()  # a mean of three equal floats is not always that float
+    assert (advantage(q, q.expand(3, -1)) == 0).all()  # the mean of three equal floats can differ from them
 
 
 def test_the_filter_is_strict_and_independent_of_scale():
@@ -104,7 +104,7 @@ def test_the_loss_gives_the_advantage_no_gradient():
 
 
 def test_straight_through_gumbel_softmax():
-    "One-hot samples with the policy's frequencies; the gradient is that of the soft choice."
+    "Samples are one-hot with the policy's frequencies; the gradient is that of the softmax."
     torch.manual_seed(0)
     logits = torch.log(torch.tensor([0.5, 0.3, 0.2])).requires_grad_()
     policy = Categorical(logits, 0.0, 1.0)
@@ -145,3 +145,17 @@ def test_value_loss_is_minus_the_least_of_all_critics():
     assert loss.tolist() == [-2.0, -1.0] and info["policy_value"].tolist() == [2.0, 1.0]
     loss.sum().backward()
     assert q_C.grad.tolist() == [[0.0, -1.0], [-1.0, 0.0]]
+
+
+@pytest.mark.parametrize("kind, features", [(Categorical, 4), (TanhGaussian, 8)])
+def test_policies_and_losses_run_on_the_meta_device(kind, features):
+    "A branch on a tensor's values would raise there, and make a GPU wait."
+    head = ActorHead(state_dim=5, features=features, discounts=3, hidden=(8,)).to("meta")
+    policy, stored = kind(head(torch.empty(7, 5, device="meta"))), torch.empty(7, 1, 4, device="meta")
+    assert policy.sample(2).shape == policy.rsample(2).shape == (2, 7, 3, 4)
+    assert policy.mode().shape == (7, 3, 4) and policy.entropy().shape == (7, 3)
+    q_sampled_K = policy.rsample(2).sum(-1)
+    loss, _ = crr_loss(policy.log_prob(stored), advantage(q_sampled_K[0], q_sampled_K))
+    loss = loss + value_loss(q_sampled_K)[0]
+    assert loss.shape == (7, 3)
+    loss.mean().backward()

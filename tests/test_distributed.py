@@ -232,7 +232,7 @@ def test_the_program_with_two_processes_trains_saves_and_resumes_as_two(program,
     assert state["counters"]["steps"] % (2 * envs) == 0
     owns = [checkpoint.load_part(folder / "parts", each["state"]) for each in state["processes"]]
     # Environments, replay and seeds of their own; the same number of updates, each with both batches.
-    for part in ("lanes", "envs", "run_rng", "rng"):
+    for part in ("episodes", "envs", "run_rng", "rng"):
         assert str(owns[0][part]) != str(owns[1][part])
     assert owns[0]["replay"]["rng"] != owns[1]["replay"]["rng"]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

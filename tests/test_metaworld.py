@@ -2,15 +2,17 @@
 
 import builtins
 import contextlib
+import pickle
 
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import envs
 from runtime.vector_env import make_vector_env
-from suites import all_tasks, held_out_tasks, make_env, simulators
-from suites.simulators import MetaWorldTask, metaworld_goals
+from suites import all_tasks, held_out_tasks, make_env
+from suites import metaworld as suite
+from suites.__main__ import print_list
+from suites.metaworld import MetaWorldTask, metaworld_goals
 
 metaworld = pytest.importorskip("metaworld")
 
@@ -44,7 +46,7 @@ def test_goals_are_the_benchmarks_own_and_those_of_the_test_split_are_others(tas
         task_class = {task: metaworld.ALL_V3_ENVIRONMENTS[task]}
         arguments = {task: metaworld.env_dict.ML1_ARGS_KWARGS[task]}
         own = metaworld._make_tasks(task_class, arguments, metaworld._ML_OVERRIDE, seed=seed)
-        own = np.array([simulators.pickle.loads(one.data)["rand_vec"] for one in own])
+        own = np.array([pickle.loads(one.data)["rand_vec"] for one in own])
         assert goals[split].shape[0] == 50 and np.array_equal(goals[split], own)
     assert len(np.unique(np.concatenate([goals["train"], goals["test"]]), axis=0)) == 100
 
@@ -53,7 +55,7 @@ def test_a_goal_in_both_splits_is_refused(monkeypatch):
     monkeypatch.setattr(
         np.random, "seed", lambda seed: np.random.set_state(np.random.RandomState(0).get_state())
     )
-    with pytest.raises(ValueError, match="reach-v3: a goal of the test split is one of training's"):
+    with pytest.raises(ValueError, match="reach-v3: a goal of the test split is also a training goal"):
         metaworld_goals.__wrapped__("reach-v3")
 
 
@@ -121,7 +123,7 @@ def test_a_used_simulator_plays_as_a_new_one():
         used = MetaWorldTask(name, "train")
         for seed in (1, 2):
             play(used, seed)
-        simulators.IDLE_SIMULATORS.clear()
+        suite.IDLE_SIMULATORS.clear()
         assert play(used, 3) == play(MetaWorldTask(name, "train"), 3) != play(used, 4)
 
 
@@ -144,17 +146,17 @@ def test_one_seed_decides_everything():
 
 
 def test_idle_simulators_are_shared_and_not_too_many(monkeypatch):
-    monkeypatch.setattr(simulators, "IDLE_SIMULATORS", [])
+    monkeypatch.setattr(suite, "IDLE_SIMULATORS", [])
     one, other = MetaWorldTask("reach-v3", "train"), MetaWorldTask("reach-v3", "test")
     one.reset(seed=0)
     kept = one._simulator
     other.reset(seed=0)  # at the same time: one of its own
     assert other._simulator is not kept
     one.close(), one.close()
-    assert [name for name, _ in simulators.IDLE_SIMULATORS] == ["reach-v3"]
+    assert [name for name, _ in suite.IDLE_SIMULATORS] == ["reach-v3"]
     third = MetaWorldTask("reach-v3", "train")
     third.reset(seed=0)
-    assert third._simulator is kept and simulators.IDLE_SIMULATORS == []
+    assert third._simulator is kept and suite.IDLE_SIMULATORS == []
 
     class Closed:
         closed = 0
@@ -163,9 +165,9 @@ def test_idle_simulators_are_shared_and_not_too_many(monkeypatch):
             Closed.closed += 1
 
     for i in range(60):
-        simulators.leave_simulator(f"task {i}", Closed())
-    assert len(simulators.IDLE_SIMULATORS) == 50 and Closed.closed == 10
-    assert simulators.IDLE_SIMULATORS[0][0] == "task 10"  # the oldest go
+        suite.leave_simulator(f"task {i}", Closed())
+    assert len(suite.IDLE_SIMULATORS) == 50 and Closed.closed == 10
+    assert suite.IDLE_SIMULATORS[0][0] == "task 10"  # the oldest go
 
 
 def test_a_picture_or_one_line_that_says_why_not(monkeypatch):
@@ -220,11 +222,11 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match="^--env metaworld needs the metaworld package: pip install"):
+    with pytest.raises(ValueError, match="^--env metaworld needs the package metaworld: pip install"):
         make_env("metaworld")
 
 
 def test_the_list_names_every_task(capsys):
-    envs.print_list("metaworld")
+    print_list("metaworld")
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["reach-v3", "39", "4", "500"] in lines and len(lines) >= 47

@@ -1,16 +1,15 @@
 """One whole update of each variant against the authors' numbers: what it computes, and every gradient."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from authors import golden, state_dict
-from test_agent import KeepWeights
+from test_update import KeepWeights, padded
 
-import train
+import update as update_module
 from agent import Agent
+from config import Config
 from crr_actor import Categorical, TanhGaussian
-from train import Config, update
+from update import VARIANTS, update
 
 FILES = ["ind_ind_discrete", "ind_dep_discrete", "dep_ind_discrete", "dep_dep_discrete"]
 FILES += ["ind_ind_continuous", "ind_dep_continuous", "dep_dep_continuous"]
@@ -87,7 +86,7 @@ def feed_draws(data, name, agent, monkeypatch):
     monkeypatch.setattr(Categorical, "rsample", rsample_discrete)
     (subset,) = (v for k, v in data.items() if "subset" in k)
     subset_RSG = subset[valid].squeeze(-1).movedim(1, 0)
-    monkeypatch.setattr("agent.draw_subset", lambda critics, shape, device=None: subset_RSG)
+    monkeypatch.setattr("update.draw_subset", lambda critics, shape, device=None: subset_RSG)
     stored_SA = data["actions"][valid]
     if agent.discrete:  # the authors' clip of stored one-hots, kept for this comparison alone
         clipped = stored_SA.clamp(0.001, 0.99)
@@ -112,10 +111,15 @@ def run_update(name, monkeypatch):
 
         monkeypatch.setattr(module, function, watched)
 
-    watch(train, "n_step_target")
-    watch(train, "losses")
-    watch(train.sys.modules["agent"], "crr_loss")
-    batch = SimpleNamespace(
+    for function in ("n_step_target", "crr_loss"):
+        watch(update_module, function)
+    variant = VARIANTS[config.variant]
+    watched = {"actor_loss": None, "critic_loss": None}
+    for kind in watched:
+        original = getattr(variant, kind)
+        watched[kind] = lambda *args, kind=kind, original=original: seen.setdefault(kind, original(*args))
+    monkeypatch.setitem(VARIANTS, config.variant, variant._replace(**watched))
+    batch = padded(
         obs_BTO=torch.cat([data["obs"], data["rl2s"]], -1),
         action_BT=data["actions"],
         reward_BT=data["rewards"].squeeze(-1),
@@ -123,7 +127,6 @@ def run_update(name, monkeypatch):
         mask_BT=data["valid"],
         time_BT=data["time_idxs"].squeeze(-1),
         task_B=torch.zeros(len(data["valid"]), dtype=torch.long),
-        image_BT=None,
     )
     metrics = update(agent, KeepWeights(), KeepWeights(), batch, config)
     assert not queue, "every recorded draw was used"
@@ -140,7 +143,7 @@ def test_one_update_equals_the_authors(name, monkeypatch):
     data, agent, config, seen, metrics = run_update(name, monkeypatch)
     valid = data["valid"]
     close(seen["n_step_target"][1], data["expect/td_target"][valid][:, 0, :, 0])
-    actor_loss_SG, critic_loss_CSG, _ = seen["losses"][1]
+    actor_loss_SG, critic_loss_CSG = seen["actor_loss"][0], seen["critic_loss"][0]
     close(actor_loss_SG, data["expect/actor_loss_BTG"][valid].squeeze(-1))
     close(critic_loss_CSG, data["expect/critic_loss_BTCG"][valid].squeeze(-1).movedim(1, 0))
     close(metrics["loss/actor"] + config.critic_weight * metrics["loss/critic"], data["expect/total_loss"])
@@ -153,8 +156,13 @@ def test_one_update_equals_the_authors(name, monkeypatch):
     expected = state_dict(data, "grad/")
     got = {key: p.grad for key, p in agent.named_parameters() if p.grad is not None}
     assert set(got) == set(expected) == {key for key, p in agent.named_parameters() if p.requires_grad}
+    largest_gamma = max(g.abs().item() for key, g in expected.items() if key.endswith("gamma"))
     for key, gradient in expected.items():
         atol = 1e-4 * gradient.abs().max().item()
+        if key.endswith("gamma"):
+            # One number, a sum of terms that may cancel: it has the rounding errors of its terms, whose size the other
+            # gammas show. dep_dep_continuous has one of 4e-4 beside others of .7; its last digits depend on the CPU.
+            atol = max(atol, 1e-6 * largest_gamma)
         torch.testing.assert_close(
             got[key], gradient, rtol=0, atol=atol, msg=lambda m, key=key: f"{key}: {m}"
         )

@@ -1,4 +1,4 @@
-"""popart.py: the authors' numbers, outputs that stay, masks, and what survives save and load."""
+"""popart.py: the authors' numbers, unchanged predictions, masks, saving and loading."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_an_update_leaves_the_output_where_it_was():
         before = popart.denormalised(raw)
         popart.update(scale * torch.randn(40, 3) + scale)
         torch.testing.assert_close(popart.denormalised(raw), before, rtol=1e-3, atol=1e-3)
-        assert (popart.normalised(raw) - before).abs().max() > 0.1  # while what the loss sees has moved
+        assert (popart.normalised(raw) - before).abs().max() > 0.1  # the loss's own scale has changed
 
 
 def test_targets_seen_for_long_become_zero_mean_and_unit_deviation():
@@ -37,7 +37,7 @@ def test_targets_seen_for_long_become_zero_mean_and_unit_deviation():
         popart.update(y)
     n = popart.standardise(y)
     assert abs(n.mean().item()) < 0.2 and n.std().item() == pytest.approx(1, abs=0.2)
-    # The same number reaches the loss from a prediction and from a target of the same return.
+    # A prediction and a target of the same return are the same number in the loss.
     raw = torch.randn(9, 1)
     torch.testing.assert_close(
         popart.standardise(popart.denormalised(raw)), popart.normalised(raw), rtol=1e-3, atol=1e-3
@@ -72,6 +72,13 @@ def test_statistics_are_buffers_and_survive_save_and_load(tmp_path):
     other.load_state_dict(torch.load(tmp_path / "popart.pt", weights_only=True))
     raw = torch.randn(7, 2)
     assert torch.equal(popart.denormalised(raw), other.denormalised(raw))
+
+
+def test_an_update_runs_on_the_meta_device():
+    "A branch on a tensor's values would raise there."
+    popart = PopArt(2).to("meta")
+    popart.update(torch.empty(4, 5, 2, device="meta"), torch.empty(4, 5, 2, dtype=torch.bool, device="meta"))
+    assert popart.denormalised(torch.empty(3, 2, device="meta")).shape == (3, 2)
 
 
 def test_equal_targets_do_not_divide_by_zero():

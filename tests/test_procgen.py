@@ -10,17 +10,16 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-import envs
 from runtime.vector_env import make_vector_env
-from suites import BENCHMARKS, make_env
-from suites.scores import load_bounds
-from suites.simulators import (
+from suites import BENCHMARKS, PROCGEN, make_env
+from suites.procgen import (
     PROCGEN_EASY,
     PROCGEN_LEVELS,
     PROCGEN_MEMORY_GAMES,
     PROCGEN_MEMORY_HARD,
     ProcgenGame,
 )
+from suites.scores import load_bounds
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTHING, RIGHT, RIGHT_UP = 4, 7, 8  # of Procgen's 15 actions
@@ -275,11 +274,12 @@ def test_mistakes_get_one_clear_line(make, words):
 def test_what_kills_procgen_uncatchably_is_an_error_of_one_line(game, mode, level, words):
     "In a process of its own: the real thing would take this one with it."
     code = f"""
-import functools, sys, envs, simulators
-make = functools.partial(simulators.ProcgenGame, "{game}", "{mode}", range({level}, {level} + 1))
-envs.BENCHMARKS["asked"] = envs.Benchmark(lambda split: {{"{game}": make}})
+import functools, sys, suites
+from suites.procgen import ProcgenGame
+make = functools.partial(ProcgenGame, "{game}", "{mode}", range({level}, {level} + 1))
+suites.BENCHMARKS["asked"] = suites.Benchmark(lambda split: {{"{game}": make}}, "procgen")
 try:
-    envs.make_env("asked").reset(seed=0)
+    suites.make_env("asked").reset(seed=0)
 except ValueError as error:
     sys.exit(f"error: {{error}}")
 """
@@ -290,7 +290,7 @@ except ValueError as error:
 
 
 def test_a_missing_package_says_what_to_install_and_an_installed_one_is_quiet(monkeypatch):
-    code = "import simulators; simulators.ProcgenGame('coinrun', 'easy').reset(seed=0)"
+    code = "from suites.procgen import ProcgenGame; ProcgenGame('coinrun', 'easy').reset(seed=0)"
     done = subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     real = builtins.__import__
@@ -301,7 +301,10 @@ def test_a_missing_package_says_what_to_install_and_an_installed_one_is_quiet(mo
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_procgen)
-    with pytest.raises(ValueError, match="need the procgen package: pip install"):
+    with pytest.raises(
+        ValueError,
+        match=r"^--env procgen-easy needs the package procgen \(Linux on x86_64 only\): pip install",
+    ):
         make_env("procgen-easy")
 
 
@@ -310,8 +313,8 @@ def test_the_ranges_by_which_scores_are_normalised():
     assert list(easy) == list(PROCGEN_EASY) and list(hard) == list(PROCGEN_MEMORY_HARD)
     assert easy["coinrun"] == (5.0, 10.0) and easy["climber"] == (2.0, 12.6)
     assert hard["jumper"] == (1.0, 10.0) and hard["fruitbot"] == (-0.5, 27.2)
-    assert BENCHMARKS["procgen-easy-rescaled"].reward_factors == {"coinrun": 100.0, "climber": 0.1}
-    assert envs.PROCGEN.max_steps == 2500
+    assert BENCHMARKS["procgen-easy-rescaled"].rules.reward_factors == {"coinrun": 100.0, "climber": 0.1}
+    assert PROCGEN.max_steps == 2500
 
 
 @pytest.mark.parametrize("level", [1.5, "7"])

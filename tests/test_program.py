@@ -2,9 +2,11 @@
 
 import csv
 import dataclasses
+import importlib.util
+import inspect
+import itertools
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,17 +18,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import TRAINED
 
-import envs
 import evaluate
 import plot
 import train
-from config import parse, saved_config
-from runtime import checkpoint, vector_env
+from agent import Policy
+from replay import Replay
+from runtime import checkpoint, logger
+from runtime.episode_buffer import EpisodeBuffer
+from suites import make_env
 
 ROOT = Path(__file__).resolve().parent.parent
 SMOKE = ["--scale", "smoke", "--steps", "1500", "--device", "cpu"]
 TWO = ["--tasks", "RepeatFirstEasy,MineSweeperEasy", "--attempts", "1"]
+ONE = ["--tasks", "RepeatFirstEasy", "--attempts", "1"]  # of the fixture `trained`
 
 
 pytestmark = pytest.mark.usefixtures("runs")
@@ -36,7 +42,7 @@ def rows_of(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_main_job_collects_learns_evaluates_saves_and_draws(runs, capsys):
+def test_the_main_job_collects_learns_evaluates_saves_and_draws(draws, runs, capsys):
     table = train.main(["--env", "popgym", "--variant", "ind_ind", "--name", "a", *SMOKE])
     assert len(table) == 27 and all(np.isfinite(row["score"]) for row in table)
     folder = runs / "a"
@@ -98,25 +104,43 @@ def test_labels_limits_and_n_step_targets_from_the_command_line(runs, monkeypatc
     assert policy.agent.value.hlgauss and seen["n"] == 5
 
 
-def test_the_experiment_with_rescaled_rewards_is_resumable(tmp_path):
-    "The real sweep in a copy of the project, one seed, shrunk; then once more with one run unfinished."
+def copy_of_the_project(folder):
+    "The program and its rooms, without tests, runs and pictures: its runs go to the copy."
     for file in ROOT.glob("*.py"):
-        shutil.copy(file, tmp_path)
-    shutil.copytree(ROOT / "results", tmp_path / "results")
+        shutil.copy(file, folder)
+    for room in ("suites", "runtime", "plots", "results"):
+        shutil.copytree(ROOT / room, folder / room)
+
+
+def test_the_experiment_with_rescaled_rewards_is_resumable(runs, tmp_path, monkeypatch):
+    """The sweep in a copy of the project, one seed, shrunk; then once more with one run unfinished and one gone.
+
+    The first time its runs take place in this process, the second time in processes of their own, as they do.
+    """
+    copy_of_the_project(tmp_path)
     for table in (tmp_path / "results").glob("scales*.*"):
         if table.suffix != ".py":
             table.unlink()
-    command = [sys.executable, "results/scales.py", "--seeds", "1", "--steps", "800", "--jobs", "2"]
-    command += ["--scale", "smoke", "--final_episodes", "1"]
+    place = importlib.util.spec_from_file_location("scales", tmp_path / "results" / "scales.py")
+    scales = importlib.util.module_from_spec(place)
+    place.loader.exec_module(scales)
+    flags = ["--seeds", "1", "--steps", "600", "--jobs", "2", "--scale", "smoke", "--final_episodes", "1"]
 
     def sweep():
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stderr
+        scales.main(flags)
         return {
             name: (tmp_path / "results" / name).read_text() for name in ("scales.csv", "scales_shares.csv")
         }
 
-    first = sweep()
+    def here(command, **kwargs):
+        assert command[:2] == [sys.executable, "train.py"] and kwargs["cwd"] == tmp_path
+        train.main(command[2:])
+        return SimpleNamespace(poll=lambda: 0, returncode=0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scales, "subprocess", SimpleNamespace(Popen=here))
+        patch.setattr(scales, "time", SimpleNamespace(sleep=lambda seconds: None))
+        first = sweep()
     rows = list(csv.DictReader(first["scales.csv"].splitlines()))
     assert len(rows) == 6 * 4 and {row["variant"] for row in rows if row["scaled"] == "0"} == {
         "ind_ind",
@@ -126,129 +150,136 @@ def test_the_experiment_with_rescaled_rewards_is_resumable(tmp_path):
     assert all(np.isfinite(float(row["normalised"])) for row in rows)
     shares = list(csv.DictReader(first["scales_shares.csv"].splitlines()))
     assert sum(float(row["critic"]) for row in shares) == pytest.approx(6, abs=0.01)
-    (tmp_path / "runs" / "scales_dep_ind_scaled_0" / "table.txt").unlink()
-    shutil.rmtree(tmp_path / "runs" / "scales_ind_ind_control_0")
+    (runs / "scales_dep_ind_scaled_0" / "table.txt").unlink()
+    shutil.rmtree(runs / "scales_ind_ind_control_0")
     again = sweep()
-    log = (tmp_path / "runs" / "scales_dep_ind_scaled_0.log").read_text()
-    assert "resuming runs/scales_dep_ind_scaled_0" in log
+    assert "resuming runs/scales_dep_ind_scaled_0" in (runs / "scales_dep_ind_scaled_0.log").read_text()
+    assert (runs / "scales_ind_ind_control_0" / "table.txt").exists()
     assert again["scales.csv"].count("\n") == first["scales.csv"].count("\n")
     assert plot.plot_scales(tmp_path / "results" / "scales.csv", tmp_path / "scales.png").exists()
 
 
+def agent_of(folder):
+    "The weights in a run's checkpoint."
+    return checkpoint.load(folder / "checkpoint.pt")["agent"]
+
+
 def test_weights_move_and_targets_follow_slowly(runs):
-    train.main(["--name", "a", *SMOKE, *TWO, "--tau", "0.1", "--seed", "3"])
-    state = checkpoint.load(runs / "a" / "checkpoint.pt")["agent"]
-    torch.manual_seed(3)
-    config = saved_config("a", train.ROOT)
-    fresh = train.Agent(config, *train.sizes(train.make_env(**train.env_arguments(config)))).state_dict()
+    train.main(["--name", "start", *SMOKE, *ONE, "--tau", "0.1", "--seed", "3", "--steps", "4"])
+    train.main(["--name", "a", *SMOKE, *ONE, "--tau", "0.1", "--seed", "3"])
+    fresh, state = agent_of(runs / "start"), agent_of(runs / "a")
     pairs = {"actor.layers.0.weight": "target_actor.layers.0.weight"}
     pairs["value.critics.weight.0"] = "value.target_critics.weight.0"
     for name, target_name in pairs.items():
         start, online, target = fresh[name], state[name], state[target_name]
+        assert torch.equal(start, fresh[target_name])
         assert 0 < (target - start).norm() < (online - start).norm()
 
 
-def test_resume_continues_and_doubles_no_row(runs, capsys):
-    train.main(["--name", "a", *SMOKE, *TWO])
-    before = rows_of(runs / "a")
-    table = train.main(["--name", "a", "--resume", "--steps", "3000"])
-    assert re.search(r"resuming runs/a at env step 1,5\d\d", capsys.readouterr().out)
-    after = rows_of(runs / "a")
+def test_resume_continues_and_doubles_no_row(trained_copy, capsys):
+    before = rows_of(trained_copy)
+    table = train.main(["--name", "a", "--resume", "--steps", "2400"])
+    assert "resuming runs/a at env step 1,500" in capsys.readouterr().out
+    after = rows_of(trained_copy)
     assert table is not None and after[: len(before)] == before
-    assert after[-1]["step"] >= 3000 > before[-1]["step"]
+    assert after[-1]["step"] >= 2400 > before[-1]["step"]
     assert after[-1]["minutes"] > before[-1]["minutes"]
     steps = [(row["step"], row["updates"], len(row)) for row in after]
     assert len(set(steps)) == len(steps)
 
 
-def test_evaluations_and_checkpoints_that_are_due_together_both_come_and_training_goes_on(runs):
-    "By a clock that is moved: both are due, and the evaluation takes so long that another save is; then training."
-    run = train.Run(parse(["--name", "a", *SMOKE, *TWO], runs.parent))
-    try:
-        steps = []
-        for _ in range(3):
-            run.log.started -= 60 * 6  # six minutes later; both are due every five
-            for _ in range(4):
-                steps.append(run.next_step())
-                if steps[-1] == "evaluate":
-                    run.log.started -= 60 * 30  # one that takes far longer than its interval
-                run.log.done(steps[-1])
-        assert steps == ["save", "evaluate", "save", "collect"] * 3
-    finally:
-        run.close()
+def test_evaluations_and_checkpoints_that_are_due_together_both_come_and_training_goes_on(runs, monkeypatch):
+    """By a clock that the test moves: after each step both are due, and an evaluation takes far longer than either
+    interval, so that another checkpoint is due before the next step.
+    """
+    now = itertools.count()
+    clock = SimpleNamespace(moved=0, monotonic=lambda: next(now) + 60 * clock.moved)
+
+    def moves(owner, name, minutes):
+        original = getattr(owner, name)
+
+        def moved(*args, **kwargs):
+            clock.moved += minutes
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, moved)
+
+    monkeypatch.setattr(logger, "time", clock)
+    moves(EpisodeBuffer, "newest", 6)  # a step
+    moves(Policy, "__init__", 30)  # an evaluation, which has a policy of its own; and the run's beginning
+    every = ["--eval_every", "5", "--checkpoint_every", "5", "--minutes", "1000"]
+    train.main(["--name", "a", *SMOKE, *ONE, *every, "--steps", "40"])
+    evaluated = [row["step"] for row in rows_of(runs / "a") if "eval/return_mean" in row]
+    assert evaluated == [*range(0, 40, 4), 40]
+    # One before each evaluation, since that may take the process down; one after it; and two at the end.
+    assert checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]["saves"] == 2 * 10 + 2
 
 
-def test_a_run_that_began_from_weights_keeps_its_own_when_it_is_resumed(runs):
-    flags = [*SMOKE, *TWO, "--final_episodes", "1"]
-    train.main(["--name", "first", *flags])
-    train.main(["--name", "second", *flags, "--init", str(runs / "first" / "best.pt")])
-    own = checkpoint.load(runs / "second" / "checkpoint.pt")["agent"]
-    shutil.rmtree(runs / "first")  # not needed any more
-    run = train.Run(parse(["--name", "second", "--resume"], runs.parent))
-    run.close()
-    assert all(torch.equal(value, run.agent.state_dict()[name]) for name, value in own.items())
+def test_a_run_that_began_from_weights_keeps_its_own_when_it_is_resumed(trained_copy, runs):
+    init = ["--init", str(trained_copy / "best.pt")]
+    train.main(["--name", "second", *SMOKE, *ONE, *init])
+    own = agent_of(runs / "second")
+    shutil.rmtree(trained_copy)  # not needed any more
+    train.main(["--name", "second", "--resume"])  # with no steps left: loaded, evaluated and saved
+    assert all(torch.equal(value, own[name]) for name, value in agent_of(runs / "second").items())
 
 
-def test_weights_of_other_sizes_are_refused_in_one_line(runs):
-    train.main(["--name", "a", *SMOKE, *TWO, "--final_episodes", "1"])
-    init = ["--init", str(runs / "a" / "best.pt")]
+def test_weights_of_other_sizes_are_refused_in_one_line(trained_copy):
+    flags = ["--tasks", "MineSweeperEasy", "--attempts", "1", "--init", str(trained_copy / "best.pt")]
     with pytest.raises(checkpoint.CheckpointError, match=r"other sizes .*other --tasks") as caught:
-        train.main(["--name", "b", *SMOKE, "--tasks", "RepeatFirstEasy", "--attempts", "1", *init])
+        train.main(["--name", "b", *SMOKE, *flags])
     assert "\n" not in str(caught.value)
 
 
-def test_a_replay_of_longer_trajectories_is_refused_in_one_line(runs):
-    train.main(["--name", "a", *SMOKE, *TWO, "--final_episodes", "1"])
+@pytest.mark.usefixtures("trained_copy")
+def test_a_replay_of_longer_trajectories_is_refused_in_one_line():
     with pytest.raises(
         ValueError, match="--segment_length was 200 and is now 20: the saved replay holds longer"
     ):
         train.main(["--name", "a", "--resume", "--segment_length", "20"])
 
 
-def test_a_name_in_use_is_refused(runs):
-    train.main(["--name", "a", *SMOKE, *TWO])
+@pytest.mark.usefixtures("trained_copy")
+def test_a_name_in_use_is_refused():
     with pytest.raises(ValueError, match=r"runs/a exists: .* --resume"):
-        train.main(["--name", "a", *SMOKE, *TWO])
+        train.main(["--name", "a", *SMOKE, *ONE])
 
 
-def test_fine_tuning_starts_from_the_weights(runs):
-    train.main(["--name", "a", *SMOKE, *TWO])
-    init = ["--init", str(runs / "a" / "checkpoint.pt")]
+def test_fine_tuning_starts_from_the_weights(trained_copy, runs):
+    init = ["--init", str(trained_copy / "checkpoint.pt")]
+    still = ["--learning_rate", "0", "--tau", "0", "--weight_decay", "0"]
     # No step is taken: what is saved are the weights that the run started from.
-    train.main(
-        ["--name", "b", *SMOKE, *TWO, *init, "--learning_rate", "0", "--tau", "0", "--weight_decay", "0"]
-    )
-    a, b = (checkpoint.load(runs / n / "checkpoint.pt")["agent"]["actor.layers.0.weight"] for n in "ab")
+    train.main(["--name", "b", *SMOKE, *ONE, *init, *still, "--steps", "600"])
+    a, b = (agent_of(runs / name)["actor.layers.0.weight"] for name in "ab")
     assert torch.equal(a, b)
     with pytest.raises(checkpoint.CheckpointError, match="d_model was 16 and is now 32"):
-        train.main(["--name", "c", *SMOKE, *TWO, *init, "--d_model", "32"])
+        train.main(["--name", "c", *SMOKE, *ONE, *init, "--d_model", "32"])
 
 
-def test_resume_refuses_another_configuration(runs):
-    train.main(["--name", "a", *SMOKE, *TWO])
+@pytest.mark.usefixtures("trained_copy")
+def test_resume_refuses_another_configuration():
     with pytest.raises(checkpoint.CheckpointError, match="bins was 16 and is now 8"):
         train.main(["--name", "a", "--resume", "--bins", "8", "--steps", "3000"])
 
 
-def test_two_runs_with_one_seed_log_the_same(runs):
-    for name in "ab":
-        train.main(["--name", name, *SMOKE, *TWO])
+def test_two_runs_with_one_seed_log_the_same(trained_copy, runs):
+    train.main(["--name", "b", *TRAINED])
     timed = ("minutes", "steps_per_second", "updates_per_second")
     a, b = ([{k: v for k, v in r.items() if k not in timed} for r in rows_of(runs / n)] for n in "ab")
     assert a == b and len(a) > 2
 
 
 def test_any_gymnasium_ids_discrete_and_continuous(runs):
-    for ids in ("gym:CartPole-v1,Acrobot-v1", "gym:Pendulum-v1"):
-        table = train.main(["--env", ids, "--name", ids[4:8], *SMOKE, "--steps", "2500"])
+    for ids, steps in (("gym:CartPole-v1,Acrobot-v1", "1500"), ("gym:Pendulum-v1", "2500")):
+        table = train.main(["--env", ids, "--name", ids[4:8], *SMOKE, "--steps", steps])
         assert [row["task"] for row in table] == ids[4:].split(",")
         assert table[0]["score"] is None and np.isfinite(table[0]["return"])
         assert any("loss/critic" in row for row in rows_of(runs / ids[4:8]))
 
 
-def test_a_policy_in_a_plain_gymnasium_loop(runs):
-    train.main(["--name", "a", *SMOKE, *TWO])
-    policy = train.load(runs / "a")
+def test_a_policy_in_a_plain_gymnasium_loop(trained):
+    folder, name = trained
+    policy = train.load(folder / name)
     env = policy.make_env()
     obs, info = env.reset(seed=0)
     policy.reset()
@@ -274,27 +305,19 @@ def test_a_runs_name_is_enough_to_evaluate_it(tmp_path, monkeypatch):
         evaluate.find_checkpoint("b")
 
 
-def test_evaluate_prints_a_table_and_writes_it(runs, capsys):
-    train.main(["--name", "a", *SMOKE, *TWO])
-    rows = evaluate.main([str(runs / "a"), "--episodes", "3", "--tasks", "MineSweeperEasy"])
-    assert [row["task"] for row in rows] == ["MineSweeperEasy"] and rows[0]["episodes"] == 3
-    written = (runs / "a" / "evaluation.csv").read_text().splitlines()
-    assert written[0].split(",") == [
-        "task",
-        "episodes",
-        "return",
-        "standard_error",
-        "random",
-        "best",
-        "score",
-    ]
-    assert "MineSweeperEasy" in capsys.readouterr().out
-    again = evaluate.main([str(runs / "a"), "--episodes", "3", "--tasks", "MineSweeperEasy"])
+def test_evaluate_prints_a_table_and_writes_it(trained_copy, capsys):
+    rows = evaluate.main([str(trained_copy), "--episodes", "3", "--tasks", "RepeatFirstEasy"])
+    assert [row["task"] for row in rows] == ["RepeatFirstEasy"] and rows[0]["episodes"] == 3
+    written = (trained_copy / "evaluation.csv").read_text().splitlines()
+    columns = ["task", "episodes", "return", "standard_error", "random", "best", "score"]
+    assert written[0].split(",") == columns
+    assert "RepeatFirstEasy" in capsys.readouterr().out
+    again = evaluate.main([str(trained_copy), "--episodes", "3"])
     assert again == rows  # the same variants and draws each time
     with pytest.raises(ValueError, match="was not trained on HigherLowerEasy"):
-        evaluate.main([str(runs / "a"), "--tasks", "HigherLowerEasy"])
+        evaluate.main([str(trained_copy), "--tasks", "HigherLowerEasy"])
     with pytest.raises(ValueError, match="no checkpoint at .*there are: .*runs/a"):
-        evaluate.main([str(runs / "none")])
+        evaluate.main([str(trained_copy.parent / "none")])
 
 
 def test_exploration_schedule():
@@ -328,62 +351,75 @@ def test_exploration_noise():
     assert 0.45 < noisy.std() < 0.5 and np.abs(noisy).max() <= 1
 
 
-def test_long_rollouts_enter_the_replay_in_segments(runs):
+@pytest.fixture
+def stored(monkeypatch):
+    "Arguments of every call of Replay.add, by name, copied: the list grows while a run trains."
+    calls, add, names = [], Replay.add, inspect.signature(Replay.add)
+
+    def note(*args, **kwargs):
+        given = names.bind(*args, **kwargs).arguments
+        calls.append(
+            SimpleNamespace(**{k: np.copy(v) for k, v in given.items() if k not in ("self", "image")})
+        )
+        return add(*args, **kwargs)
+
+    monkeypatch.setattr(Replay, "add", note)
+    return calls
+
+
+def layout_of(tasks):
+    "Where the parts of an observation lie in its vector: {name: slice}."
+    return make_env("popgym", tasks, attempts=1).layout
+
+
+def test_long_rollouts_enter_the_replay_in_segments(runs, stored, monkeypatch):
     "A cut has no end, its clock runs on, and the next segment's first observation is the last one's last."
-    config = train.parse(["--name", "a", *SMOKE, *TWO, "--segment_length", "10", "--num_envs", "2"])
-    run = train.Run(config)
-    added = []
-    real_add = run.replay.add
-    run.replay.add = lambda *a, image: (added.append([np.copy(x) for x in a]), real_add(*a))
-    for _ in range(150):
-        train.collect(run)
-        # The policy's clock is the rollout's: it runs on over cuts, and starts anew with a new rollout.
-        assert run.policy.time_B.tolist() == (run.lanes.time_E + run.lanes.count_E).tolist()
-    run.close()
-    assert {len(reward) for _, _, reward, *_ in added} <= set(range(1, 11)) and len(added) > 20
-    tails, joined = [], 0
-    for obs, action, reward, terminated, start, _ in added:
-        assert np.array_equal(obs[1:, run.previous_action].argmax(-1), action)
-        assert np.allclose(obs[1:, run.env.layout["previous_reward"]][:, 0], reward)  # one attempt: all count
-        if start > 0:
-            match = [i for i, (o, end) in enumerate(tails) if end == start and np.array_equal(o, obs[0])]
+    clocks, act = [], Policy.__call__
+
+    def watch(policy, observation):
+        clocks.append((policy, policy.time_B.tolist()))
+        return act(policy, observation)
+
+    monkeypatch.setattr(Policy, "__call__", watch)
+    lived, newest = [], EpisodeBuffer.newest
+    remember = lambda buffer: lived.append((buffer.time_E + buffer.count_E).tolist()) or newest(buffer)
+    monkeypatch.setattr(EpisodeBuffer, "newest", remember)
+    train.main(["--name", "a", *SMOKE, *TWO, "--segment_length", "10", "--num_envs", "2", "--steps", "300"])
+    # The policy's clock is the rollout's: it runs on over cuts, and starts anew with a new rollout.
+    assert [clock for policy, clock in clocks if policy is clocks[0][0]] == lived and len(lived) == 150
+    assert {len(each.reward) for each in stored} <= set(range(1, 11)) and len(stored) > 20
+    layout, tails, joined = layout_of("RepeatFirstEasy,MineSweeperEasy"), [], 0
+    for each in stored:
+        assert np.array_equal(each.obs[1:, layout["previous_action"]].argmax(-1), each.action)
+        shown = each.obs[1:, layout["previous_reward"]][:, 0]
+        assert np.allclose(shown, each.reward)  # one attempt: all rewards count
+        if each.start > 0:
+            match = [
+                i for i, (o, end) in enumerate(tails) if end == each.start and np.array_equal(o, each.obs[0])
+            ]
             assert match
             joined += 1
             tails.pop(match[0])
-        if not terminated:
-            tails.append((obs[-1], start + len(reward)))
+        if not each.terminated:
+            tails.append((each.obs[-1], each.start + len(each.reward)))
     assert joined > 5
 
 
-def test_a_truncated_rollout_is_not_stored_as_terminated_and_keeps_its_last_observation(runs, monkeypatch):
+def test_a_truncated_rollout_is_not_stored_as_terminated_and_keeps_its_last_observation(runs, stored):
     "With a cap of 20 steps: RepeatFirstEasy takes 51 and is always truncated."
-    make = lambda *a, **kwargs: envs.MultiTaskEnv(
-        envs.choose_tasks("popgym", "RepeatFirstEasy"), attempts=1, max_steps=20
-    )
-    monkeypatch.setattr(train, "make_env", make)
-    monkeypatch.setattr(vector_env, "make_env", make)
-    run = train.Run(train.parse(["--name", "a", *SMOKE, *TWO, "--num_envs", "2"]))
-    added = []
-    run.replay.add = lambda obs, action, reward, terminated, *rest, image: added.append(
-        (np.copy(obs), action, terminated)
-    )
-    for _ in range(45):
-        train.collect(run)
-    run.close()
-    assert [len(action) for _, action, _ in added] == [20] * 4
-    assert not any(terminated for *_, terminated in added)
-    for obs, action, _ in added:  # the last observation shows the last action: it is not the next rollout's
-        assert obs[-1, run.previous_action].argmax() == action[-1] and obs[-1, run.previous_action].sum() == 1
-        assert obs[-1, run.env.layout["attempt_start"]] == 0
+    train.main(["--name", "a", *SMOKE, *ONE, "--num_envs", "2", "--max_steps", "20", "--steps", "90"])
+    layout = layout_of("RepeatFirstEasy")
+    assert [len(each.action) for each in stored] == [20] * 4
+    assert not any(each.terminated for each in stored)
+    for each in stored:  # the last observation shows the last action: it is not the next rollout's
+        shown = each.obs[-1, layout["previous_action"]]
+        assert shown.argmax() == each.action[-1] and shown.sum() == 1
+        assert each.obs[-1, layout["attempt_start"]] == 0
 
 
-def test_rollouts_that_fit_are_never_cut(runs):
-    run = train.Run(train.parse(["--name", "a", *SMOKE, *TWO, "--num_envs", "2", "--segment_length", "51"]))
-    lengths = []
-    run.replay.add = lambda obs, action, reward, *rest, image: lengths.append((len(reward), rest[1]))
-    for _ in range(300):
-        train.collect(run)
-    run.close()
+def test_rollouts_that_fit_are_never_cut(runs, stored):
+    train.main(["--name", "a", *SMOKE, *TWO, "--num_envs", "2", "--segment_length", "51", "--steps", "600"])
+    lengths = {(len(each.reward), int(each.start)) for each in stored}
     assert all(start == 0 for _, start in lengths) and (51, 0) in lengths
 
 
@@ -458,9 +494,7 @@ def test_mistakes_print_one_clear_line_and_no_traceback(runs, flags, words, monk
 
 def program(folder, *arguments):
     "Start train.py as a user would, in a copy of the project."
-    for file in ROOT.glob("*.py"):
-        shutil.copy(file, folder)
-    shutil.copytree(ROOT / "results", folder / "results", dirs_exist_ok=True)
+    copy_of_the_project(folder)
     command = [sys.executable, "train.py", *arguments]
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
@@ -473,7 +507,7 @@ def test_a_mistake_on_the_command_line(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_saves_first_and_the_run_can_be_resumed(tmp_path, number):
+def test_an_interrupt_saves_first_and_the_run_can_be_resumed(tmp_path, number, capsys):
     flags = ["--name", "a", "--scale", "smoke", "--device", "cpu", *TWO]
     process = program(tmp_path, *flags, "--steps", "100000000")
     log = tmp_path / "runs" / "a" / "metrics.jsonl"
@@ -486,12 +520,12 @@ def test_an_interrupt_saves_first_and_the_run_can_be_resumed(tmp_path, number):
     assert process.returncode == 128 + number
     assert "python train.py --name a --resume" in output
     steps = checkpoint.load(tmp_path / "runs" / "a" / "checkpoint.pt")["counters"]["steps"]
-    process = program(tmp_path, "--name", "a", "--resume", "--steps", str(steps + 500))
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 0, errors
-    assert f"resuming runs/a at env step {steps:,}" in output
+    train.main(["--name", "a", "--resume", "--steps", str(steps + 200)])
+    assert f"resuming runs/a at env step {steps:,}" in capsys.readouterr().out
+    assert checkpoint.load(tmp_path / "runs" / "a" / "checkpoint.pt")["counters"]["steps"] >= steps + 200
 
 
+@pytest.mark.usefixtures("draws")
 def test_plot_says_what_is_wrong(tmp_path):
     with pytest.raises(ValueError, match="no log at"):
         plot.main(["run", str(tmp_path)])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from envs import Actions
-from suites import popgym_tasks
+from suites.popgym import popgym_tasks
 from suites.scores import RESULTS, add_attempts, format_table, load_bounds, mean_scores, mean_told, score_rows
 
 sys.path.insert(0, str(RESULTS))

@@ -1,4 +1,4 @@
-"""twohot.py: against the authors' numbers, by hand, and the traps that two-hot codecs fall into."""
+"""twohot.py: the authors' numbers, values by hand, and known pitfalls of two-hot codes."""
 
 import math
 from pathlib import Path
@@ -33,11 +33,11 @@ def test_equals_the_authors_numbers(path):
     assert inside.sum() > 50
     labels = support.hlgauss_labels(data["values"])
     torch.testing.assert_close(labels[inside], data["labels_hlgauss"][inside], **close)
-    torch.testing.assert_close(labels.sum(-1), torch.ones(len(labels)))  # DEVIATION: past the limits, too
+    torch.testing.assert_close(labels.sum(-1), torch.ones(len(labels)))  # DEVIATION: also past the limits
 
 
 def test_erratum_the_nearer_bin_gets_the_larger_weight():
-    "Equations 5 and 6 as printed would give .25, .75 to a value a quarter of the way up."
+    "As printed, equations 5 and 6 would give this value the weights 0.25 and 0.75."
     support = BinSupport(bins=3, low=-4.0, high=4.0, use_symlog=False)
     index, above = support.encode(torch.tensor(1.0))
     assert (index.item(), above.item()) == (1, 0.25)
@@ -81,6 +81,39 @@ def test_nan_raises():
         BinSupport().encode(torch.tensor([0.0, float("nan")]))
 
 
+@pytest.mark.parametrize("label", ["encode", "hlgauss_labels"])
+def test_labels_without_the_check_equal_those_with_it(label):
+    for support in (BinSupport(bins=33), BinSupport(bins=8, low=-3.0, high=5.0, use_symlog=False)):
+        checked, unchecked = getattr(support, label), getattr(support, f"{label}_unchecked")
+        y = torch.cat([torch.randn(1000) * 10 ** torch.linspace(-3, 6, 1000), support.bins_N])
+        for a, b in zip(checked(y), unchecked(y)):
+            assert torch.equal(a, b)
+        with pytest.raises(ValueError, match="NaN"):
+            checked(torch.tensor([float("nan")]))
+
+
+def test_a_loss_of_nan_is_nan_when_nothing_checks_it():
+    "The update skips such a batch; an index outside the bins would stop a GPU instead."
+    support, logits = BinSupport(bins=8), torch.randn(2, 8)
+    y = torch.tensor([1.0, float("nan")])
+    for loss in (
+        twohot_loss(logits, *support.encode_unchecked(y)),
+        cross_entropy(logits, support.hlgauss_labels_unchecked(y)),
+    ):
+        assert loss.isnan().tolist() == [False, True]
+
+
+def test_the_unchecked_path_runs_on_the_meta_device():
+    "A branch on a tensor's values would raise there."
+    support, logits = BinSupport(bins=8).to("meta"), torch.empty(5, 8, device="meta")
+    y = torch.empty(5, device="meta")
+    loss = twohot_loss(logits, *support.encode_unchecked(y))
+    loss = loss + cross_entropy(logits, support.hlgauss_labels_unchecked(y)) + support.decode(logits)
+    assert loss.shape == (5,)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        support.encode(y)
+
+
 def test_bad_supports_raise():
     with pytest.raises(ValueError, match="lower limit"):
         BinSupport(8, 1.0, 1.0)
@@ -91,7 +124,7 @@ def test_bad_supports_raise():
 def test_two_index_loss_equals_the_dense_one_and_its_gradient():
     support = BinSupport(bins=16)
     logits = torch.randn(5, 7, 16, dtype=torch.float32, requires_grad=True)
-    y = torch.randn(7) * 1000  # broadcasts over the first axis, as one target does over critics
+    y = torch.randn(7) * 1000  # one target for all critics on the first axis
     sparse = twohot_loss(logits, *support.encode(y))
     dense = cross_entropy(logits, support.twohot_labels(y))
     torch.testing.assert_close(sparse, dense)
@@ -110,5 +143,5 @@ def test_float32_under_autocast():
         assert a.dtype == torch.float32
         torch.testing.assert_close(a, b, rtol=0, atol=0)
     assert twohot_loss(logits.bfloat16(), *support.encode(y)).dtype == torch.float32
-    half = torch.tensor([1000.0, 3.3]).bfloat16()  # a value that comes in half precision is not coded in it
+    half = torch.tensor([1000.0, 3.3]).bfloat16()  # bfloat16 input, float32 labels
     torch.testing.assert_close(support.encode(half)[1], support.encode(half.float())[1], rtol=0, atol=0)

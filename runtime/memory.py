@@ -1,77 +1,37 @@
-r"""From a configuration to the parts of a run: its environments, its replay, and the memory they take.
+r"""The memory of a run: the replay that fits it, and an estimate of everything that it will take.
 
-What     which arguments of a configuration describe its environments, for training and for evaluation; what
-         the networks have to know of an environment; the replay that fits it; what all of it will take
-Why      the trainer and the evaluation have to agree on these, and a run that cannot fit is refused before
-         it has begun
+What     `make_replay` makes a run's replay and prints the memory that replay and learner will take
+Why      a run that cannot fit should be refused before it begins
 Paper    Table 1 (replay sizes)
 Config   `config` is the trainer's (config.py)
 """
 
 import math
-import os
 
 import numpy as np
 import torch
 
+from envs import MultiTaskEnv
 from replay import Replay
 from runtime import distributed
 from runtime.frame_store import FrameStore, check_room, expected_bytes
 from runtime.logger import available_memory
-from suites import BENCHMARKS
 
 
-def env_arguments(config) -> dict:
-    "What of a configuration describes its environment."
-    return {
-        "env": config.env,
-        "tasks": config.tasks,
-        "attempts": config.attempts,
-        "store_executed": config.store_executed,
-        "clip_rewards": config.clip_rewards,
-        "max_steps": config.max_steps,
-    }
+def make_replay(config, env: MultiTaskEnv, folder, device: torch.device, seed: int = 0) -> Replay:
+    """Make the replay of a run, with a store of frames under `folder` where there are pixels.
 
-
-def evaluation_arguments(config, split: str) -> dict:
-    "The same for an evaluation on a split of its tasks: rewards as the tasks give them, unclipped."
-    return env_arguments(config) | {"split": split, "clip_rewards": False}
-
-
-def in_processes(config) -> bool:
-    "Whether environments are stepped in worker processes: --workers, or slow simulators and cores enough."
-    slow = BENCHMARKS[config.env].slow if config.env in BENCHMARKS else False
-    return config.workers == "processes" or (config.workers == "auto" and slow and (os.cpu_count() or 1) >= 4)
-
-
-def observation_parts(env) -> dict[str, tuple[tuple, type]]:
-    "Shape and type of the parts of an observation: the vector, and the image where there is one."
-    space = env.observation_space
-    spaces = {"vector": space} if space.shape else {name: space[name] for name in ("vector", "image")}
-    return {name: (part.shape, part.dtype) for name, part in spaces.items()}
-
-
-def sizes(env) -> tuple:
-    "What `Agent` has to know: vector width O, action width A, whether actions are discrete, image shape, layout."
-    discrete, spaces = hasattr(env.action_space, "n"), observation_parts(env)
-    actions = int(env.action_space.n if discrete else env.action_space.shape[0])
-    return spaces["vector"][0][0], actions, discrete, spaces.get("image", (None,))[0], env.layout
-
-
-def make_replay(config, env, folder, device: torch.device, seed: int = 0) -> Replay:
-    """The replay of a run, with a store of frames under `folder` where there are pixels.
-
-    Prints what it and the learner will take; ValueError, naming what to lower, if that does not fit.
+    Prints the memory that it and the learner will take. ValueError, naming what to lower, if that does not fit.
     """
-    c, (observation_dim, action_dim, discrete, image_shape, _) = config, sizes(env)
-    # Several processes hold a part of the replay each.
+    c, image_shape = config, env.image_shape
+    # Each of several processes holds a part of the replay.
     steps, trajectories = (
         n and max(1, n // distributed.world_size()) for n in (c.replay_steps, c.replay_trajectories)
     )
     store = {
-        "observation_dim": observation_dim,
-        "action_shape": () if discrete else (action_dim,),
-        "action_dtype": np.int64 if discrete else np.float32,
+        "observation_dim": env.observation_size,
+        "action_shape": () if env.discrete else (env.action_size,),
+        "action_dtype": np.int64 if env.discrete else np.float32,
         "max_length": min(c.segment_length, env.max_rollout_length or c.segment_length),
         "capacity_steps": steps,
         # Segments of fewer than 10 steps on average would reach this bound first; none of the benchmarks does.
@@ -88,14 +48,14 @@ def make_replay(config, env, folder, device: torch.device, seed: int = 0) -> Rep
         )
         replay_bytes += in_memory
         frames = FrameStore(image_shape, ram_bytes=ram_bytes, folder=folder)
-    check_memory(config, replay_bytes, observation_dim, device, image_shape)
+    check_memory(config, replay_bytes, env.observation_size, device, image_shape)
     return Replay(**store, seed=seed, frames=frames)
 
 
 def learner_bytes(config, observation_dim: int, image_shape=None) -> int:
-    """What the policy's memory and an update take at their most, estimated; weights and optimizer are less."""
+    """Estimate the most memory that the acting cache and an update take. Weights and optimizer are less."""
     c, sequences, window = config, config.batch_size * (config.context + 1), config.context + 1
-    one_pass = min(sequences, max(window, c.steps_per_pass))  # see train.passes
+    one_pass = min(sequences, max(window, c.steps_per_pass))  # see update.groups
     cache = 2 * 2 * 4 * c.layers * c.d_model * c.context * c.num_envs  # collecting, and evaluating
     # Kept for backward, a timestep: about 12 widths and 3 feed-forward widths a block, and the encoder.
     together = one_pass if c.variant == "ind_ind" else sequences
@@ -115,7 +75,7 @@ def learner_bytes(config, observation_dim: int, image_shape=None) -> int:
 def check_memory(
     config, replay_bytes: int, observation_dim: int, device: torch.device, image_shape=None
 ) -> None:
-    """Print what the run will take, and refuse what does not fit, naming what to lower."""
+    """Print the memory that a run will take. ValueError, naming what to lower, if it is not free."""
     c, learner, gigabyte = config, learner_bytes(config, observation_dim, image_shape), 1e9
     print(
         f"memory: replay at most {replay_bytes / gigabyte:.2f} GB, learner about {learner / gigabyte:.2f} GB"

@@ -1,18 +1,21 @@
-"""agent.py: what the assembled update must and must not do, in all four variants."""
+"""update.py and agent.py: the gradient step in all four variants, and the acting policy."""
 
+import contextlib
 import dataclasses
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-import train
-from agent import VARIANTS, Agent, Policy, losses, next_values
+import update as update_module
+from agent import Agent, Policy, ScalarValue, TwoHotValue
+from config import Config
 from critics import n_step_target, td_target
 from crr_actor import Categorical
+from presets import preset
 from replay import Batch, Replay
-from train import Config, update
+from train import make_optimizer
+from update import VARIANTS, groups, next_values, update
 
 
 def small(**changes):
@@ -21,11 +24,17 @@ def small(**changes):
     return Config(**{**sizes, **changes})
 
 
+def padded(mask_BT, **fields):
+    "A batch whose host-side fields follow from its mask."
+    lengths = tuple(mask_BT.sum(1).tolist())
+    return Batch(mask_BT=mask_BT, real_S=mask_BT.flatten().nonzero()[:, 0], lengths=lengths, **fields)
+
+
 def window(B=4, T=9, O=7, A=3, seed=0):
     rng = torch.Generator().manual_seed(seed)
     length_B = torch.tensor([9, 5, 1, 7])
     mask_BT = torch.arange(T) < length_B[:, None]
-    return SimpleNamespace(
+    return padded(
         obs_BTO=torch.randn(B, T + 1, O, generator=rng),
         action_BT=torch.randint(A, (B, T), generator=rng),
         reward_BT=torch.randn(B, T, generator=rng),
@@ -33,32 +42,35 @@ def window(B=4, T=9, O=7, A=3, seed=0):
         mask_BT=mask_BT,
         time_BT=torch.arange(T + 1).expand(B, T + 1) + torch.tensor([[0], [3], [0], [40]]),
         task_B=torch.zeros(B, dtype=torch.long),
-        image_BT=None,
     )
 
 
 class KeepWeights:
-    "In place of an optimizer: gradients stay where a test can look at them."
+    "In place of an optimizer and its schedule: gradients stay where a test can look at them."
 
     def zero_grad(self):
         pass
 
-    def step(self):
+    def step(self, *made):
         pass
 
 
 def losses_of(agent, config, h_SD, next_SD, stored_SA, reward_S, terminated_S):
     "Both losses of some states, as `update` computes them."
-    y_SG = td_target(reward_S, terminated_S, next_values(agent, next_SD), agent.gamma_G)
+    variant, stored_S1A = VARIANTS[config.variant], stored_SA.unsqueeze(1)
+    y_SG = td_target(reward_S, terminated_S, next_values(agent, next_SD, variant.reduce), agent.gamma_G)
     agent.popart.update(y_SG)
-    return losses(agent, config, h_SD, stored_SA, y_SG)
+    critic_loss_CSG, q_CSG, metrics = variant.critic_loss(agent, h_SD, stored_S1A, y_SG)
+    policy = agent.policy(agent.actor(h_SD))
+    actor_loss_SG, more = variant.actor_loss(agent, config, h_SD, stored_S1A, policy, q_CSG)
+    return actor_loss_SG, critic_loss_CSG, metrics | more
 
 
-def gradients(config, batch, seed=0):
+def gradients(config, batch, seed=0, num_tasks=1):
     torch.manual_seed(seed)
     agent = Agent(config, observation_dim=7, action_dim=3, discrete=True)
     torch.manual_seed(1)
-    metrics = update(agent, KeepWeights(), KeepWeights(), batch, config)
+    metrics = update(agent, KeepWeights(), KeepWeights(), batch, config, num_tasks)
     return agent, metrics, {n: p.grad for n, p in agent.named_parameters() if p.grad is not None}
 
 
@@ -71,7 +83,7 @@ def no_chance(monkeypatch):
     zeros = lambda self, k: torch.zeros(k, *self.probs.shape)
     monkeypatch.setattr(Categorical, "rsample", lambda self, k: self.from_noise(zeros(self, k)))
     monkeypatch.setattr(
-        "agent.draw_subset", lambda critics, shape, device=None: torch.zeros(2, *shape, dtype=torch.long)
+        "update.draw_subset", lambda critics, shape, device=None: torch.zeros(2, *shape, dtype=torch.long)
     )
 
 
@@ -85,27 +97,37 @@ def test_chunk_size_changes_nothing(no_chance, variant):
         torch.testing.assert_close(got[name], expected[name], rtol=1e-4, atol=1e-6)
 
 
-def test_passes_change_nothing(no_chance):
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("steps", "parts"), [(1, 4), (20, 2), (1000, 2)])
+def test_groups_of_windows_change_nothing(no_chance, variant, steps, parts):
     "One window at a time, two, or all: the same gradients, losses and shares; weights by steps, not by windows."
-    batch = window()
-    batch = Batch(**{name: getattr(batch, name) for name in Batch._fields})
-    config = small(chunk=5, grad_clip=1e9)
-    _, whole, expected = gradients(dataclasses.replace(config, steps_per_pass=1000), batch)
-    for steps, parts in ((1, 4), (20, 2)):
-        config = dataclasses.replace(config, steps_per_pass=steps)
-        assert len(train.passes(batch, config)) == parts
-        _, split, got = gradients(config, batch)
-        assert set(got) == set(expected) and split.keys() == whole.keys()
-        for name, gradient in expected.items():
-            torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6)
-        for name in whole.keys() - {"popart/mu", "popart/sigma"}:
-            torch.testing.assert_close(split[name], whole[name], rtol=1e-4, atol=1e-6)
+    batch, config = window(), small(chunk=5, grad_clip=1e9, variant=variant)
+    whole_config = dataclasses.replace(config, steps_per_pass=1000)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(update_module, "groups", lambda batch, config: [batch])
+        _, whole, expected = gradients(whole_config, batch)
+    config = dataclasses.replace(config, steps_per_pass=steps)
+    assert len(groups(batch, config)) == parts
+    _, split, got = gradients(config, batch)
+    assert set(got) == set(expected) and split.keys() == whole.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(got[name], gradient, rtol=1e-4, atol=1e-6)
+    # With ind_ind, PopArt serves the log alone, and learns from one group at a time.
+    for name in whole.keys() - {"popart/mu", "popart/sigma"}:
+        torch.testing.assert_close(split[name], whole[name], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("variant", ["ind_dep", "dep_ind", "dep_dep"])
-def test_what_popart_scales_takes_the_whole_batch_in_one_pass(variant):
+def test_a_group_is_trimmed_to_its_longest_window():
     batch = window()
-    assert train.passes(batch, small(variant=variant, steps_per_pass=1)) == [batch]
+    length_B = torch.tensor([9, 8, 5, 2])
+    mask_BT = torch.arange(9) < length_B[:, None]
+    batch = batch._replace(mask_BT=mask_BT, real_S=mask_BT.flatten().nonzero()[:, 0], lengths=(9, 8, 5, 2))
+    parts = groups(batch, small(steps_per_pass=1000))
+    assert [part.lengths for part in parts] == [(9, 8, 5), (2,)]
+    assert parts[1].obs_BTO.shape == (1, 3, 7) and torch.equal(parts[1].reward_BT, batch.reward_BT[3:, :2])
+    for part in parts:
+        assert part.mask_BT.shape[1] == max(part.lengths)
+        assert torch.equal(part.real_S, part.mask_BT.flatten().nonzero()[:, 0])
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -192,7 +214,7 @@ def test_the_actor_loss_reaches_the_states_through_the_policy_alone(variant, dis
 @pytest.mark.parametrize("variant", ["ind_ind", "ind_dep"])
 def test_nothing_above_zero_gives_loss_zero_and_an_actor_gradient_of_exactly_zero(variant, monkeypatch):
     torch.manual_seed(0)
-    critic = VARIANTS[variant].critic
+    critic = TwoHotValue if variant == "ind_ind" else ScalarValue
     monkeypatch.setattr(critic, "advantage", lambda self, h, a, q, policy, k: torch.zeros(q.shape[1:]))
     agent, metrics, got = gradients(small(variant=variant), window())
     assert metrics["loss/actor"] == 0 and metrics["filter"] == 0 and metrics["skipped"] == 0
@@ -208,7 +230,7 @@ def test_a_filtered_out_action_contributes_exactly_nothing(variant, monkeypatch)
     agent = Agent(config, 7, 3, True)
     inputs = states_and_actions(True)
     only = torch.arange(20) == 4
-    critic = VARIANTS[variant].critic
+    critic = TwoHotValue if variant == "ind_ind" else ScalarValue
     monkeypatch.setattr(critic, "advantage", lambda self, h, a, q, policy, k: self.forced)
 
     def gradient(advantage_SG, rows):
@@ -243,10 +265,6 @@ def test_a_policy_that_always_takes_the_stored_action_has_advantage_exactly_zero
         def forward(self, state_SD, action):
             return torch.randn(4, *action.shape[:-2], 2, 16, requires_grad=True)
 
-        def chosen(self, state_SD, s_M, g_M, a_M):
-            assert len(s_M) == 0, "the stored action's value is known"
-            return torch.zeros(4, 0, 16)
-
     agent.value.critics = Noisy()
     _, _, metrics = losses_of(
         agent, config, torch.randn(50, 16), torch.randn(50, 16), stored_SA, torch.randn(50), torch.zeros(50)
@@ -261,12 +279,8 @@ def test_the_target_values_the_target_actors_action():
         for actor, action in ((agent.actor, 0), (agent.target_actor, 2)):
             actor.layers[-1].weight.zero_()
             actor.layers[-1].bias.copy_(1e4 * torch.eye(3)[action].repeat(2))
-    valued, target_critics = [], agent.value.target_critics
-    drawn = target_critics.drawn
-    target_critics.drawn = lambda state, action, subset: (
-        valued.append(action),
-        drawn(state, action, subset),
-    )[1]
+    valued = []
+    agent.value.target_critics.register_forward_pre_hook(lambda module, inputs: valued.append(inputs[1]))
     stored_SA = torch.eye(3)[torch.zeros(5, dtype=torch.long)]
     losses_of(
         agent, config, torch.randn(5, 16), torch.randn(5, 16), stored_SA, torch.randn(5), torch.zeros(5)
@@ -285,10 +299,12 @@ def test_truncation_bootstraps_and_termination_does_not(variant, monkeypatch):
     for task, terminated in enumerate([True, False]):  # rewards tell time and rollout apart
         obs_TO, action_T = rng.normal(size=(13, 7)), rng.integers(3, size=12)
         replay.add(obs_TO, action_T, np.arange(12) + 100.0 * task, terminated, start=30, task=task)
-    monkeypatch.setattr(train, "next_values", lambda agent, next_SD: torch.full((len(next_SD), 2), 1000.0))
+    monkeypatch.setattr(
+        update_module, "next_values", lambda agent, next_SD, reduce: torch.full((len(next_SD), 2), 1000.0)
+    )
     seen = []
     record = lambda *args: seen.append((args[0], n_step_target(*args))) or seen[-1][1]
-    monkeypatch.setattr(train, "n_step_target", record)
+    monkeypatch.setattr(update_module, "n_step_target", record)
     started = set()
     for _ in range(10):
         batch = replay.sample(8, 5)
@@ -307,9 +323,9 @@ def test_truncation_bootstraps_and_termination_does_not(variant, monkeypatch):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_task_of_a_rollout_is_for_reports_only(no_chance, variant):
     batch, relabelled = window(), window()
-    relabelled.task_B = torch.tensor([3, 1, 0, 2])
+    relabelled = relabelled._replace(task_B=torch.tensor([3, 1, 0, 2]))
     _, a, grads_a = gradients(small(variant=variant), batch)
-    _, b, grads_b = gradients(small(variant=variant), relabelled)
+    _, b, grads_b = gradients(small(variant=variant), relabelled, num_tasks=4)
     assert all(torch.equal(grads_a[name], grads_b[name]) for name in grads_a)
     assert a["share/states"].tolist() == [1.0]
     lengths = torch.tensor([9, 5, 1, 7]) / 22
@@ -320,10 +336,11 @@ def test_the_task_of_a_rollout_is_for_reports_only(no_chance, variant):
 
 def test_losses_of_a_task_are_counted_under_its_number(no_chance):
     "A task whose rewards are 1000 times larger takes nearly all of a squared error, and not of a cross-entropy."
-    batch = window()
-    batch.task_B = torch.tensor([0, 1, 1, 1])
+    batch = window()._replace(task_B=torch.tensor([0, 1, 1, 1]))
     batch.reward_BT[0] *= 1000
-    squared, crossed = (gradients(small(variant=v), batch)[1]["share/critic"] for v in ("ind_dep", "ind_ind"))
+    squared, crossed = (
+        gradients(small(variant=v), batch, num_tasks=2)[1]["share/critic"] for v in ("ind_dep", "ind_ind")
+    )
     assert squared[0] > 0.95 and 0.3 < crossed[0] < 0.8
 
 
@@ -338,9 +355,11 @@ def test_the_likeliest_bins_are_counted_by_discount():
 
     agent = Agent(small(), 7, 3, True)
     agent.value.critics = Sure()
-    _, _, metrics = agent.value.loss(torch.randn(20, 16), torch.eye(3)[:1], torch.zeros(20, 2), agent.popart)
-    assert metrics["bins/0.5"].tolist() == [0.0] * 5 + [1.0] + [0.0] * 10
-    assert [metrics["bins/0.9"][bin].item() for bin in (2, 5, 9)] == [0.5, 0.0, 0.5]
+    critic_loss = VARIANTS["ind_ind"].critic_loss
+    _, _, metrics = critic_loss(agent, torch.randn(20, 16), torch.eye(3)[:1], torch.zeros(20, 2))
+    first_N, second_N = metrics["bins/<discount>"]
+    assert first_N.tolist() == [0.0] * 5 + [1.0] + [0.0] * 10
+    assert [second_N[bin].item() for bin in (2, 5, 9)] == [0.5, 0.0, 0.5]
 
 
 def test_hlgauss_labels_are_the_loss_when_asked_for():
@@ -348,27 +367,74 @@ def test_hlgauss_labels_are_the_loss_when_asked_for():
     inputs = states_and_actions(True)
     agent = Agent(small(value_label="hlgauss"), 7, 3, True)
     y_SG, stored_S1A = torch.randn(20, 2) * 10, inputs[2].unsqueeze(1)
-    loss_CSG, _, _ = agent.value.loss(inputs[0], stored_S1A, y_SG, agent.popart)
+    loss_CSG, _, _ = VARIANTS["ind_ind"].critic_loss(agent, inputs[0], stored_S1A, y_SG)
     labels = agent.value.support.hlgauss_labels(y_SG)
     expected = -(labels * agent.value.critics(inputs[0], stored_S1A).log_softmax(-1)).sum(-1)
     torch.testing.assert_close(loss_CSG, expected)
 
 
 def test_a_gradient_that_is_not_finite_skips_the_update(monkeypatch):
-    def broken(*args):
-        actor_loss, critic_loss, metrics = losses(*args)
-        return actor_loss * float("nan"), critic_loss, metrics
-
-    monkeypatch.setattr(train, "losses", broken)
-    agent = Agent(small(), 7, 3, True)
-    optimizer = torch.optim.AdamW([p for p in agent.parameters() if p.requires_grad], lr=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0)
-    before = [p.clone() for p in agent.parameters()]
-    assert update(agent, optimizer, schedule, window(), small())["skipped"] == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, agent.parameters(), strict=True))
+    "Weights, optimizer, schedule and targets stay as they are; the next update is the first."
+    config = small(learning_rate=0.1, warmup_updates=10)
+    agents = [Agent(config, 7, 3, True) for _ in range(2)]
+    agents[1].load_state_dict(agents[0].state_dict())
+    (agent, other), steps = agents, [make_optimizer(agent, config) for agent in agents]
+    before = {name: value.clone() for name, value in agent.state_dict().items() if "popart" not in name}
+    variant = VARIANTS["ind_ind"]
+    broken = lambda *args: (variant.actor_loss(*args)[0] * float("nan"), {})
+    monkeypatch.setitem(VARIANTS, "ind_ind", variant._replace(actor_loss=broken))
+    metrics = update(agent, *steps[0], window(), config)
+    assert metrics["skipped"] == 1
+    named = [name for name, p in agent.named_parameters() if p.grad is not None]
+    weights, gradients = metrics["not_finite"].tolist()
+    assert not any(weights) and gradients[named.index("actor.layers.0.weight")]
+    assert not gradients[named.index("value.critics.weight.0")]  # the actor's loss does not reach it
+    moved = ("encoder.norm", ".u", ".v")  # input statistics and power iterations, which no gradient makes
+    same = [name for name in before if not name.startswith(moved[0]) and not name.endswith(moved[1:])]
+    assert all(torch.equal(before[name], agent.state_dict()[name]) for name in same)
     monkeypatch.undo()
-    assert update(agent, optimizer, schedule, window(), small())["skipped"] == 0
-    assert not all(torch.equal(a, b) for a, b in zip(before, agent.parameters(), strict=True))
+    for agent, (optimizer, schedule) in zip(agents, steps):
+        agent.load_state_dict(before, strict=False)
+        torch.manual_seed(0)
+        assert update(agent, optimizer, schedule, window(), config)["skipped"] == 0
+        assert schedule.made == 1 and optimizer.param_groups[0]["lr"].item() == pytest.approx(0.02)
+    for name in same:
+        assert torch.equal(agents[0].state_dict()[name], other.state_dict()[name]), name
+    assert not all(torch.equal(before[name], other.state_dict()[name]) for name in same)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("env", ["popgym", "metaworld", "procgen-easy"])
+def test_an_update_never_makes_a_gpu_wait(env, variant, monkeypatch):
+    "On the meta device tensors have shapes and no numbers: reading one, or mixing devices, raises."
+    sizes = {
+        "popgym": (57, 27, True),
+        "metaworld": (46, 4, False),
+        "procgen-easy": (19, 15, True, (64, 64, 3)),
+    }[env]
+    config = Config(
+        **{"env": env, **preset(env, "paper", variant), "variant": variant, "precision": "float32"}
+    )
+    config = dataclasses.replace(config, chunk=500, encoder_depths=(4, 4), n_step=2)
+    agent = Agent(config, *sizes).to("meta")
+    mask_BT = torch.arange(40) < torch.tensor([40, 39, 7, 1])[:, None]
+    action_BT = torch.zeros(4, 40, dtype=torch.long) if sizes[2] else torch.zeros(4, 40, sizes[1])
+    image_BT = None if len(sizes) == 3 else torch.zeros(4, 41, *sizes[3], dtype=torch.uint8)
+    batch = padded(
+        mask_BT,
+        obs_BTO=torch.zeros(4, 41, sizes[0]),
+        action_BT=action_BT,
+        reward_BT=torch.zeros(4, 40),
+        done_BT=torch.zeros(4, 40, dtype=torch.bool),
+        time_BT=torch.arange(41).expand(4, 41),
+        task_B=torch.zeros(4, dtype=torch.long),
+        image_BT=image_BT,
+    )
+    monkeypatch.setattr(
+        torch, "autocast", lambda *args, **kwargs: contextlib.nullcontext()
+    )  # has none for meta
+    metrics = update(agent, KeepWeights(), KeepWeights(), batch.to("meta"), config, 5)
+    assert len(metrics) > 10 and all(value.device.type == "meta" for value in metrics.values())
 
 
 def test_a_target_that_is_not_finite_does_not_stay_in_popart():

@@ -1,0 +1,388 @@
+r"""A run: its parts, its counters, and how it is logged, saved, resumed and ended.
+
+What     `Run` holds everything that the training loop (train.py) works with, and does everything that is not
+         learning: it decides what is due, writes the log, saves checkpoints, and explains errors
+Why      the loop should read like the algorithm; a run of days also needs signals, disks that fill and processes
+         that agree on what comes next
+Paper    none
+Shapes   E environments
+Notes    Several processes make the same decisions: what one of them decides, the others learn through
+         `distributed`. With one process those calls return their argument
+"""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import time
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from config import Config
+from evaluate import evaluate, table_of
+from runtime import checkpoint, distributed
+from runtime.episode_buffer import parts
+from runtime.frame_store import FramesFull
+from runtime.logger import Logger, describe_versions, lock_folder
+from suites import task_family
+from suites.scores import format_table, mean_scores, mean_told
+
+BAD_IN_A_ROW = 10  # updates that are not finite, after which a run stops
+
+
+class Seeds(NamedTuple):
+    """Seeds of the parts that draw for themselves."""
+
+    replay: int
+    policy: int
+    environments: int
+
+
+class Run:
+    """What a run holds while it lasts. Make the parts (train.set_up), then use it as a context.
+
+    `root` is the folder that holds runs/. Attributes: `config`, `folder`, `device`, `seeds`, `rng`; counters
+    `steps` (env steps over all environments and processes), `updates`, `rollouts`, `lost` rollouts, `updates_owed`;
+    and the parts `env`, `replay`, `agent`, `optimizer`, `schedule`, `envs`, `buffer`, `policy`, `log`.
+    """
+
+    # What a checkpoint stores of the object itself.
+    COUNTERS = (
+        "steps",
+        "updates",
+        "rollouts",
+        "lost",
+        "saves",
+        "updates_owed",
+        "best",
+        "skipped",
+        "first_bad",
+    )
+
+    def __init__(self, config: Config, root: Path):
+        self.config, self.root, self.folder = config, root, root / "runs" / config.name
+        self.parent = os.getppid()
+        torch.manual_seed(config.seed)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        # Each process draws for itself, but for the weights that all start from.
+        sequence = np.random.SeedSequence([config.seed, distributed.rank()])
+        self.rng, self.seeds = np.random.default_rng(sequence), Seeds(*sequence.generate_state(3).tolist())
+        self.device = torch.device(config.device)
+        if self.device.type == "cuda" and distributed.world_size() > 1:
+            self.device = torch.device("cuda", torch.cuda.current_device())  # one for each process
+        if self.device.type == "cuda":
+            torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
+        rank = distributed.rank()
+        self.frames_folder = self.folder / (f"frames-{rank}" if rank else "frames")
+        self.steps = self.updates = self.rollouts = self.lost = self.saves = 0
+        self.updates_owed, self.best, self.interrupted = 0.0, -float("inf"), 0
+        # Skipped updates in a row up to the last row of the log, and the tensors that were not finite in the first.
+        self.skipped, self.first_bad = 0, ""
+        self.recent, self.returns = [], defaultdict(list)  # since the last row of the log
+        self.last_returns = defaultdict(lambda: deque(maxlen=20))
+        # Files that hold the replay so far, and all files of the last checkpoint.
+        self.replay_parts, self.parts_before = [], []
+        self.closing = contextlib.ExitStack()
+
+    # ------------------------------------------------------------------------------- begin and end
+
+    def open(self) -> dict | None:
+        """Lock the folder, load the checkpoint or the initial weights, open the log.
+
+        Returns what the checkpoint holds of this process's episodes in progress, for `start`.
+        """
+        config = self.config
+        if config.augment and self.env.image_shape is None:
+            raise ValueError(f"--augment shifts images, and --env {config.env} has none: leave it out")
+        if self.replay.frames is not None:
+            self.closing.callback(self.replay.frames.close)
+        if distributed.rank():
+            torch.manual_seed(self.seeds.replay)
+        else:
+            self.closing.enter_context(lock_folder(self.folder))
+        saved, resumed = checkpoint.restore_run(self) if config.resume else (None, {})
+        if config.init and not config.resume:
+            load_weights(self.agent, config)
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
+        used = {"processes": distributed.world_size(), "gpu": gpu, "threads": torch.get_num_threads()}
+        versions = describe_versions(Path(__file__).resolve().parent.parent) | used
+        files = {"config": dataclasses.asdict(config) | {"resume": False}, "versions": versions}
+        limits = config.steps, config.minutes
+        self.log = Logger(self.folder, files, *limits, **resumed, silent=distributed.rank() > 0)
+        self.closing.callback(self.log.close)
+        return saved
+
+    def start(self, saved: dict | None) -> None:
+        """Begin a rollout in every environment, or continue those that `open` returned."""
+        self.closing.callback(self.envs.close)
+        if saved is None:
+            obs_E = parts(self.envs.reset(seed=(self.seeds.environments + self.steps) % 10**9)[0])
+            for e in range(self.config.num_envs):
+                self.begin(e, obs_E)
+        else:
+            checkpoint.continue_run(self, saved)
+        self.logged = (time.monotonic(), self.steps, self.updates)
+        self.log.say(f"runs/{self.config.name}: to watch it,  tensorboard --logdir runs")
+
+    def begin(self, e: int, obs_E) -> None:
+        """Begin a new rollout in environment `e`, whose first observation is in `obs_E`."""
+        self.buffer.start(e, obs_E, time=0)
+        self.buffer.fraction_E[e] = self.rng.random()
+
+    def finish(self) -> list[dict] | None:
+        """Save; at the end of the run also evaluate, print the table and draw the curves. Returns the rows."""
+        self.save()
+        if self.signal():
+            self.log.say(f"saved at env step {self.steps:,}. Continue with:  {self.resume_command()}")
+            return None
+        self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
+        rows = self.evaluate(self.config.final_episodes)
+        if self.signal():
+            self.log.say(f"saved at env step {self.steps:,}, without the last evaluation")
+            return None
+        self.save()  # once more: the log has grown
+        if rows is None:
+            return None
+        table = format_table(rows)
+        (self.folder / "table.txt").write_text(table + "\n")
+        self.log.say(table)
+        from plot import plot_run  # here, because matplotlib is slow to import and not needed before
+
+        self.log.say(f"curves: {plot_run(self.folder)}")
+        return rows
+
+    def resume_command(self) -> str:
+        """The command that resumes this run."""
+        several = f"torchrun --nproc_per_node {distributed.local_world_size()} train.py"
+        return f"{'python train.py' if distributed.world_size() == 1 else several} --name {self.config.name} --resume"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        """Close every part, even if another one fails; explain an error of disk or memory."""
+        self.closing.close()
+        line = explained(error, self) if isinstance(error, OSError | MemoryError | RuntimeError) else None
+        if line is not None:
+            raise line from error
+
+    # -------------------------------------------------------------------------------- what comes next
+
+    def signal(self) -> int:
+        """The number of the signal that asks this run to stop, in any process; 0 if there is none."""
+        (number,) = distributed.maximum([self.log.stop_signal or 0])
+        # A signal that came meanwhile stays, for the next time that all are asked.
+        self.log.stop_signal = self.log.stop_signal or int(number) or None
+        self.interrupted = int(number)
+        return self.interrupted
+
+    def epsilon(self) -> np.ndarray:
+        """Exploration (E,) in each environment: a rollout takes its own random fraction of the schedule.
+
+        Source: authors' scripts.
+        """
+        c, buffer = self.config, self.buffer
+        done = min(1.0, self.steps / (c.num_envs * distributed.world_size()) / c.epsilon_steps)
+        level = c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)
+        if c.epsilon_late_start is not None:  # it also moves from a rollout's start to its end
+            late = c.epsilon_late_start + done * (c.epsilon_late_end - c.epsilon_late_start)
+            part_E = (buffer.time_E + buffer.count_E) / (self.env.max_rollout_length or c.segment_length)
+            level = level + np.minimum(part_E, 1.0) * (late - level)
+        return buffer.fraction_E * level
+
+    def owes_update(self) -> bool:
+        """Whether an update has to be made now. A signal postpones it."""
+        return self.updates_owed >= 1 and not self.signal()
+
+    def is_over(self) -> bool:
+        """Whether the run has reached its last step or minute, or was asked to stop."""
+        if distributed.world_size() > 1 and os.getppid() != self.parent:
+            raise ValueError("torchrun has ended: this process ends, too, so that the run can be resumed")
+        self.log.show(self.steps, self.standing)
+        (over,) = distributed.maximum([self.log.progress(self.steps) >= 1 and not distributed.rank()])
+        return bool(over or self.signal())
+
+    def is_due(self, work: str, every_minutes: float) -> bool:
+        """Whether `work` is due: the first process's clock decides for all."""
+        (due,) = distributed.maximum([not distributed.rank() and self.log.due(work, every_minutes)])
+        return bool(due)
+
+    def can_learn(self) -> bool:
+        """Whether every process's replay holds a batch of segments."""
+        (waiting,) = distributed.maximum([len(self.replay) < self.config.batch_size])
+        return not waiting
+
+    # ------------------------------------------------------------------------------ counting, logging
+
+    def count_update(self, metrics: dict[str, Tensor]) -> None:
+        """Count an update; write a row of the log every `log_every` of them."""
+        self.recent.append(metrics)
+        self.updates += 1
+        self.updates_owed -= 1
+        if distributed.world_size() > 1:
+            # The power iterations of sigma-reparam count passes, which may be more in one process than in another.
+            distributed.broadcast_([b for b in self.agent.buffers() if b.dtype == torch.float32])
+        if self.updates % self.config.log_every == 0:
+            self.log_training()
+
+    def count_rollout(self, info: dict, e: int) -> None:
+        """A rollout has ended in environment `e`: note its counted return under its task, for the log only."""
+        task = self.env.tasks[info["task_id"][e]]
+        self.rollouts += 1
+        self.returns[task].append(float(info["return"][e]))
+        self.last_returns[task].append(float(info["return"][e]))
+
+    def standing(self) -> str:
+        """The text beside the progress bar."""
+        families = defaultdict(list)
+        for task, values in self.last_returns.items():
+            families[task_family(task)].append(np.mean(values))
+        means = " ".join(f"{name[:11]} {np.mean(v):.2f}" for name, v in sorted(families.items()))
+        return f"{self.steps:,} steps, {self.updates:,} updates | {means}"
+
+    def log_training(self) -> None:
+        """Write means over the updates and rollouts since the last row. ValueError after ten bad updates in a row.
+
+        Metrics have stayed on the device until here: reading each one would make a GPU wait for Python.
+        """
+        then, steps, updates = self.logged
+        now = time.monotonic()
+        self.logged = now, self.steps, self.updates
+        self.check_skipped()
+        row = {}
+        for name in self.recent[0].keys() - {"not_finite"}:
+            mean = torch.stack([metrics[name].float() for metrics in self.recent]).mean(0).tolist()
+            if name.endswith("<discount>"):
+                stem = name.removesuffix("<discount>")
+                row |= {f"{stem}{gamma:g}": value for gamma, value in zip(self.config.gammas, mean)}
+            elif name.startswith("share/"):
+                row |= {f"{name}/{task}": share for task, share in zip(self.env.tasks, mean)}
+            else:
+                row[name] = mean
+        row |= {f"return/{task}": float(np.mean(v)) for task, v in sorted(self.returns.items())}
+        if self.last_returns:
+            row["return_mean"] = float(np.mean([np.mean(v) for v in self.last_returns.values()]))
+        row |= {
+            "learning_rate": float(self.optimizer.param_groups[0]["lr"]),
+            "epsilon": float(self.epsilon().mean()),
+            "replay_steps": self.replay.num_steps,
+            "rollouts": self.rollouts,
+            "lost_rollouts": self.lost,
+            "steps_per_second": (self.steps - steps) / (now - then),
+            "updates_per_second": (self.updates - updates) / (now - then),
+        }
+        self.recent, self.returns = [], defaultdict(list)
+        self.log.write(self.steps, self.updates, row)
+
+    def check_skipped(self) -> None:
+        """Count skipped updates in a row, in those since the last row. ValueError if there were ten."""
+        for i, skipped in enumerate(torch.stack([metrics["skipped"] for metrics in self.recent]).tolist()):
+            if not skipped:
+                self.skipped = 0
+                continue
+            if not self.skipped:
+                self.first_bad = not_finite(self.agent, self.recent[i])
+            self.skipped += 1
+            if self.skipped == BAD_IN_A_ROW:
+                raise ValueError(
+                    f"{BAD_IN_A_ROW} updates in a row were skipped, up to number {self.updates - len(self.recent) + i + 1}, "
+                    f"because a loss or gradient was not finite. In the first of them: {self.first_bad}. The weights "
+                    "are those from before. Look at the tasks' rewards and --reward_scale, or resume with a lower "
+                    "--learning_rate"
+                )
+
+    # ------------------------------------------------------------------------------- evaluate and save
+
+    def evaluate(self, episodes: int) -> list[dict] | None:
+        """Play without exploration, log it, keep the best weights. Returns the table's rows: None in all processes
+        but the first, and if a signal came."""
+        if distributed.rank():
+            return None
+        rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.log.stop_signal)
+        if self.log.stop_signal:
+            return None
+        rows = table_of(rollouts, self.env, self.config)
+        mean, score = mean_scores(rows)
+        row = {f"eval/return/{r['task']}": r["return"] for r in rows} | {"eval/return_mean": mean}
+        if score is not None:
+            row |= {f"eval/score/{r['task']}": r["score"] for r in rows} | {"eval/score_mean": score}
+        for name in (column for column in rows[0] if column.startswith(("try", "success", "solved"))):
+            row |= {f"eval/{name}/{r['task']}": r[name] for r in rows if r[name] is not None}
+            row[f"eval/{name}_mean"] = mean_told(rows, name)
+        self.log.write(self.steps, self.updates, row)
+        self.log.say(
+            f"evaluation at {self.steps:,} steps, {self.updates:,} updates, {self.log.minutes:.1f} min: "
+            f"mean return {mean:.3f}" + ("" if score is None else f", score {score:.3f}")
+        )
+        if (mean if score is None else score) > self.best:
+            self.best = mean if score is None else score
+            checkpoint.save(self.folder / "best.pt", self.weights())
+        self.log.done("evaluate")
+        return rows
+
+    def weights(self) -> dict:
+        """Configuration, weights and counters: what best.pt holds."""
+        return {
+            "config": dataclasses.asdict(self.config),
+            "agent": checkpoint.clean_state_dict(self.agent.state_dict()),
+            "counters": {name: getattr(self, name) for name in self.COUNTERS},
+        }
+
+    def save(self) -> None:
+        """Write a checkpoint of everything."""
+        checkpoint.save_run(self)
+        self.log.done("save")
+
+
+def explained(error: Exception, run: Run) -> Exception | None:
+    """An error of disk or memory as one line that says what to do; None for any other error."""
+    c, memory = run.config, ("out of memory", "allocate memory", "DefaultCPUAllocator")
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    if full and not isinstance(error, FramesFull):
+        there = (run.folder / "checkpoint.pt").exists()
+        rest = (
+            f"The last checkpoint is intact:  {run.resume_command()}"
+            if there
+            else "There is no checkpoint yet"
+        )
+        return OSError(
+            f"a file of {run.folder} could not be written ({error}): free some space there. {rest}"
+        )
+    no_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    if no_memory or any(words in str(error) for words in memory):
+        return ValueError(
+            f"out of memory: lower --batch_size (now {c.batch_size}), --context ({c.context}), --steps_per_pass "
+            f"({c.steps_per_pass}), --chunk ({c.chunk}) or --num_envs ({c.num_envs}), or the replay's capacity"
+        )
+    return None
+
+
+def not_finite(agent: torch.nn.Module, metrics: dict[str, Tensor]) -> str:
+    """Which weights, losses and gradients were not finite in an update: the first three of each kind.
+
+    `metrics` is what `update` returned; its "not_finite" (2, P) covers the P parameters that learn, in order.
+    """
+    learning = [name for name, p in agent.named_parameters() if p.grad is not None]
+    weights, gradients = metrics["not_finite"].tolist()
+    losses = {name: value for name, value in metrics.items() if name not in ("gradient_norm", "not_finite")}
+    kinds = {
+        "weights": [name for name, bad in zip(learning, weights) if bad],
+        "losses": [name for name, value in losses.items() if not torch.isfinite(value).all()],
+        "gradients": [name for name, bad in zip(learning, gradients) if bad],
+    }
+    more = lambda names: f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return "; ".join(f"{kind} {', '.join(bad[:3])}{more(bad)}" for kind, bad in kinds.items() if bad)
+
+
+def load_weights(agent: torch.nn.Module, config: Config) -> None:
+    """Load the weights of another run's checkpoint, --init. CheckpointError, one line, if they do not fit."""
+    state = checkpoint.load(config.init, keys=("config", "agent"))
+    shapes = [f for f in checkpoint.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
+    checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
+    checkpoint.fill(agent, state["agent"])

@@ -1,0 +1,127 @@
+r"""Procgen: 16 games of pixels, each with two thousand levels to train on.
+
+What     one environment for each game, in which `reset` draws a level; the sets of games of the paper's three
+         experiments. A rollout plays a level twice, and both attempts count
+Why      Procgen chooses levels by itself, and goes on to the next one without being asked; rollouts need the
+         same level again
+Paper    AMAGO-2 section 4, Figures 6 to 8, appendix B
+Bounds   results/procgen-easy_bounds.csv, results/procgen-memory-hard_bounds.csv
+Try      python -m suites.procgen
+"""
+
+import contextlib
+import functools
+import io
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from envs import nearest
+
+# The five games of the easy experiment (Figure 6), and all 16 of the memory-hard one (Figure 8): six games have
+# the mode "memory", which is hard with a part of the level hidden; the others are played hard.
+PROCGEN_MEMORY_GAMES = ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner")
+PROCGEN_HARD_GAMES = "bigfish bossfight chaser climber coinrun fruitbot leaper ninja plunder starpilot"
+PROCGEN_EASY = dict.fromkeys(("climber", "coinrun", "jumper", "leaper", "ninja"), "easy")
+PROCGEN_MEMORY_HARD = dict.fromkeys(PROCGEN_HARD_GAMES.split(), "hard")
+PROCGEN_MEMORY_HARD |= dict.fromkeys(PROCGEN_MEMORY_GAMES, "memory")
+# Figures 6 and 7: the easiest game is worth 100 times more, and the one that lasts longest a tenth.
+PROCGEN_RESCALED = {"coinrun": 100.0, "climber": 0.1}
+PROCGEN_LEVELS = {"train": range(2000), "test": range(2000, 2**31 - 1)}  # section 4, of the easy mode
+
+
+class ProcgenGame(gymnasium.Env):
+    """One Procgen game: `reset` draws one of `levels`, or takes options={"level": n}; info names the "level".
+
+    A level is the same whenever it is played. Procgen cannot change it in an environment, so each reset builds
+    a new one (0.4 to 2 ms). ValueError for an unknown game, a mode that the game does not have, or a level
+    below 0 or above 2**31 - 2; `ResetNeeded` for a step after an episode's end.
+    """
+
+    def __init__(self, game: str, mode: str, levels: range = PROCGEN_LEVELS["train"]):
+        self.game, self.mode, self.levels, self._env = game, mode, levels, None
+        self.observation_space = spaces.Box(0, 255, (64, 64, 3), np.uint8)
+        self.action_space = spaces.Discrete(15)
+        for level in (levels.start, levels.stop - 1):
+            check_procgen(game, mode, level)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        """First frame of a level."""
+        super().reset(seed=seed)
+        level = (options or {}).get("level")
+        if level is None:
+            level = int(self.np_random.integers(self.levels.start, self.levels.stop))
+        check_procgen(self.game, self.mode, level)
+        self.close()
+        # One level only, so its random seed has nothing to draw.
+        one_level = {"start_level": level, "num_levels": 1, "rand_seed": 0}
+        game = {"env_name": self.game, "distribution_mode": self.mode}
+        self._env = procgen_package().ProcgenGym3Env(num=1, num_threads=0, **game, **one_level)
+        self._frame = self._env.observe()[1]["rgb"][0]
+        return self._frame.copy(), {"level": level}
+
+    def step(self, action):
+        """One step; a game's own time limit ends an episode as everything else does."""
+        if self._env is None:
+            raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset() first")
+        self._env.act(np.array([action], dtype=np.int32))
+        reward, seen, first = self._env.observe()
+        over = bool(first[0])
+        if over:
+            # The reward belongs to the last action, but this frame is already the next episode's first. Procgen
+            # never draws the result of the last action, so the frame before it is shown again.
+            self.close()
+        else:
+            self._frame = seen["rgb"][0]
+        return self._frame.copy(), float(reward[0]), over, False, {}
+
+    def close(self) -> None:
+        """Free the level."""
+        if self._env is not None:
+            self._env.close()
+            self._env = None
+
+
+def check_procgen(game: str, mode: str, level: int) -> None:
+    "ValueError for arguments for which Procgen would end the whole process, or silently do something else."
+    if game not in PROCGEN_MEMORY_HARD:
+        near = nearest(game, list(PROCGEN_MEMORY_HARD))
+        raise ValueError(f"unknown Procgen game '{game}'. Did you mean {near}?")
+    if mode not in ("easy", "hard", "memory"):
+        raise ValueError(f"unknown Procgen mode '{mode}': it is easy, hard or memory")
+    if mode == "memory" and game not in PROCGEN_MEMORY_GAMES:
+        raise ValueError(f"{game} has no memory mode; only {', '.join(PROCGEN_MEMORY_GAMES)} do. Take hard")
+    if not isinstance(level, (int, np.integer)) or not 0 <= level < 2**31 - 1:
+        raise ValueError(f"a Procgen level is from 0 to {2**31 - 2}, got {level}")
+
+
+def procgen_package():
+    "The package procgen, without its messages and its memory leak."
+    with contextlib.redirect_stderr(io.StringIO()):  # it imports the old gym, which prints an advert
+        import procgen
+    import gym3.libenv
+
+    # gym3 opens its library anew for each environment, and cffi keeps every handle: 11 kB a level, which adds up
+    # to gigabytes a run. Opened once, it leaks nothing. The cache is empty before the first environment.
+    for ffi in gym3.libenv.FFI_CACHE.values():
+        if not hasattr(ffi.dlopen, "cache_info"):
+            ffi.dlopen = functools.cache(ffi.dlopen)
+    return procgen
+
+
+def procgen_tasks(modes: dict[str, str], split: str = "train") -> dict[str, Callable]:
+    """The games of `modes`, {game: mode}, on the levels of a split."""
+    procgen_package()
+    return {g: functools.partial(ProcgenGame, g, mode, PROCGEN_LEVELS[split]) for g, mode in modes.items()}
+
+
+if __name__ == "__main__":
+    for split in PROCGEN_LEVELS:
+        game = procgen_tasks(PROCGEN_EASY, split)["coinrun"]()
+        for seed in (0, 0, 1):
+            frame, info = game.reset(seed=seed)
+            print(
+                f"coinrun, {split}, seed {seed}: level {info['level']}, frame {frame.shape}, sum {frame.sum()}"
+            )

@@ -1,0 +1,250 @@
+r"""One gradient step, in the order of the paper.
+
+    states       windows -> encoder -> Transformer -> h, one state for each real step
+    targets      y = r + gamma Qbar(h', a' ~ pibar(h')), for all discounts
+    critic loss  Eq. 3 (classification of two-hot bins) or Eq. 1 (regression on normalised returns)
+    actor loss   Eq. 4 (imitate what the filter lets through) or Eq. 2 (maximise the critic)
+    backward     through critics and actor in chunks of states, then once through the Transformer
+    step         clip the gradient, step the optimizer, move the target networks
+
+Why      each loss exists in two versions, independent of the scale of returns or dependent on it: four variants
+Paper    AMAGO-2 section 3, equations 1 to 4, Table 1, Figure 2
+Shapes   B windows of T steps and T+1 observations; S real steps of them, flattened in order of time; D state
+         width; A action; C critics; G discounts; N bins; K action samples
+Notes    the host knows every shape and reads no result, so a GPU never waits: real steps are taken by index, and an
+         update that is not finite is skipped on the device
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from agent import Agent, Distribution
+from critics import draw_subset, move_target, n_step_target, take_subset
+from crr_actor import crr_loss, value_loss
+from encoders import random_shift
+from twohot import cross_entropy, twohot_loss
+
+
+def update(
+    agent: Agent, optimizer, schedule, batch, config, num_tasks: int = 1, mean: Callable | None = None
+) -> dict[str, Tensor]:
+    """Make one gradient step on a `replay.Batch`; returns metrics, tensors on the batch's device.
+
+    `optimizer` and `schedule` come from `train.make_optimizer`; `mean` averages a tensor over processes that train
+    together. Metrics are scalars, but for `filter/<discount>` (G,), `bins/<discount>` (G, N), `share/...`
+    (num_tasks,), and `not_finite` (2, parameters): are weights, is the gradient not finite? Source: Table 1.
+    """
+    agent.train()
+    optimizer.zero_grad()
+    # Input statistics change here and nowhere else, from the observations of real steps.
+    seen_BT1 = F.pad(batch.mask_BT, (1, 0), value=True)
+    agent.encoder.update_statistics(batch.obs_BTO, seen_BT1, *([mean] if mean else []))
+
+    metrics = defaultdict(float)
+    by_task = torch.zeros(len(SHARES), num_tasks, device=batch.obs_BTO.device)
+    # With ind_ind, only one group's activations exist at a time. The other variants scale a loss by PopArt, which
+    # has to learn from all targets before any loss is computed.
+    for part in groups(batch, config) if config.variant == "ind_ind" else [batch]:
+        for name, value in add_gradients(agent, part, config, sum(batch.lengths), by_task, mean).items():
+            metrics[name] += value
+    metrics |= dict(zip(SHARES, by_task / by_task.sum(1, keepdim=True).clamp(min=1e-30)))
+    metrics |= {"popart/mu": agent.popart.mu[-1].clone(), "popart/sigma": agent.popart.sigma[-1]}
+
+    parameters = [p for p in agent.parameters() if p.grad is not None]
+    gradients = [p.grad for p in parameters]
+    if mean:  # one message for all of them
+        nn.utils.vector_to_parameters(mean(nn.utils.parameters_to_vector(gradients)), gradients)
+    norms_2P = torch.stack(torch._foreach_norm([*parameters, *gradients])).view(2, -1)
+    norm = norms_2P[1].norm()
+    skipped = (~norm.isfinite()).float()
+    metrics |= {"gradient_norm": norm, "skipped": skipped, "not_finite": ~norms_2P.isfinite()}
+
+    # A skipped update changes nothing: the optimizer reads found_inf, the others move by 0.
+    nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm)
+    optimizer.found_inf = skipped
+    optimizer.step()
+    schedule.step(1 - skipped)
+    share = config.tau * (1 - skipped)
+    move_target(agent.target_actor, agent.actor, share)
+    move_target(agent.value.target_critics, agent.value.critics, share)
+    return dict(metrics)
+
+
+SHARES = ("share/states", "share/actor", "share/critic", "share/gradient")  # logged for each task
+
+
+def groups(batch, config) -> list:
+    """Split a batch into groups of about `steps_per_pass` steps, each trimmed to its longest window.
+
+    The replay sorts windows by length, so most padding is left out.
+    """
+    parts, first, longest = [], 0, batch.lengths[0]
+    for last, length in enumerate(batch.lengths):
+        full = (last - first + 1) * (longest + 1) > config.steps_per_pass
+        # A window shorter than half of the longest would be mostly padding.
+        if last > first and (full or 2 * length < longest):
+            parts.append(batch.windows(first, last))
+            first, longest = last, length
+    return [*parts, batch.windows(first, len(batch.lengths))]
+
+
+def states(agent: Agent, batch, config) -> Tensor:
+    """States h (B, T+1, D) of a batch's observations: encoder and Transformer, one group after another."""
+    h, T = [], batch.mask_BT.shape[1]
+    for group in groups(batch, config):
+        image_BT = random_shift(group.image_BT) if config.augment else group.image_BT
+        h_BTD = agent.states(group.obs_BTO, group.time_BT, image_BT).float()
+        h.append(F.pad(h_BTD, (0, 0, 0, T + 1 - h_BTD.shape[1])))
+    return torch.cat(h)
+
+
+def add_gradients(
+    agent: Agent, batch, config, all_states: int, by_task: Tensor, mean: Callable | None
+) -> dict[str, Tensor]:
+    """Add the gradients of a batch's windows to the parameters; returns their part of the metrics.
+
+    `all_states` real steps share the loss, those of other groups included. Adds each task's part of the losses and
+    of the gradient to `by_task` (len(SHARES), num_tasks) in place.
+    """
+    variant, real_S, (_, T) = VARIANTS[config.variant], batch.real_S, batch.mask_BT.shape
+    autocast = torch.autocast(real_S.device.type, torch.bfloat16, enabled=config.precision == "bf16")
+
+    # ---- States. From here on they are flat: S real steps, in order of time, without padding.
+    with autocast:
+        h_BTD = states(agent, batch, config)
+    h_RD = h_BTD.detach().flatten(0, 1)
+    row_S = real_S + real_S.div(T, rounding_mode="floor")  # a window has T + 1 states
+    h_SD, next_SD = h_RD.index_select(0, row_S), h_RD.index_select(0, row_S + 1)
+    follows_BT = F.pad(batch.mask_BT[:, 1:], (0, 1))  # is the next step a real one, too?
+    task_BT = batch.task_B.unsqueeze(1).expand_as(batch.mask_BT)
+    fields = (batch.action_BT, batch.reward_BT, batch.done_BT, follows_BT, task_BT)
+    action_S, reward_S, done_S, follows_S, task_S = (x.flatten(0, 1).index_select(0, real_S) for x in fields)
+    stored_SA = agent.action_vectors(action_S)
+    chunks = [slice(i, i + config.chunk) for i in range(0, len(real_S), config.chunk)]
+
+    # ---- Targets, for all states: PopArt learns from all of them before any loss is computed.
+    with autocast:
+        q_next_SG = torch.cat([next_values(agent, next_SD[part], variant.reduce) for part in chunks])
+    # y_t = r_t + gamma Qbar(h_{t+1}, a' ~ pibar(h_{t+1})),  and r_t alone where the task is over
+    # OFFICIAL: the multiplier comes from the authors' scripts; with symlog bins it decides how fine they are.
+    reward_S = reward_S * config.reward_scale
+    y_SG = n_step_target(reward_S, done_S, q_next_SG, agent.gamma_G, follows_S, config.n_step)
+    # A value whose square overflows would corrupt PopArt's statistics for good. With ind_ind they are for the log
+    # alone, and processes may have different numbers of groups: no pooling.
+    pool = [mean] if mean and config.variant != "ind_ind" else []
+    agent.popart.update(y_SG, y_SG.abs() < 1e15, *pool)
+
+    # ---- Losses, and the backward pass as far as the states.
+    # L = L_Actor + lambda L_Critic. OFFICIAL: a mean over real steps, discounts and critics, where the paper
+    # prints a sum over a window.
+    # Plain: loss = actor_loss(h).mean() + lambda * critic_loss(h).mean(); loss.backward(). The same gradients,
+    # but only `chunk` states' worth of actor and critic activations exist at a time: on a CPU that is the
+    # difference between cache and memory.
+    grad_SD, metrics, sizes = torch.empty_like(h_SD), defaultdict(float), []
+    for part in chunks:
+        h, stored_S1A = h_SD[part].requires_grad_(), stored_SA[part].unsqueeze(1)
+        with autocast:
+            critic_loss_CSG, q_CSG, logged = variant.critic_loss(agent, h, stored_S1A, y_SG[part])
+            policy = agent.policy(agent.actor(h))
+            actor_loss_SG, more = variant.actor_loss(agent, config, h, stored_S1A, policy, q_CSG)
+        actor_loss, critic_loss, share = actor_loss_SG.mean(), critic_loss_CSG.mean(), len(h) / all_states
+        ((actor_loss + config.critic_weight * critic_loss) * share).backward()
+        grad_SD[part] = h.grad
+        sizes.append((actor_loss_SG.detach().abs().mean(1), critic_loss_CSG.detach().mean((0, 2))))
+        logged |= more | {"loss/actor": actor_loss.detach(), "loss/critic": critic_loss.detach()}
+        logged |= {"entropy": policy.entropy()[:, -1].detach().mean()}  # of the policy that acts
+        logged |= {"value": q_CSG[..., -1].mean() / config.reward_scale}
+        for name, value in logged.items():
+            metrics[name] += value * share
+
+    # For the log alone: learning never sees a task's number.
+    actor_S, critic_S = (torch.cat(parts) for parts in zip(*sizes))
+    by_task.index_add_(
+        1, task_S, torch.stack([torch.ones_like(actor_S), actor_S, critic_S, grad_SD.norm(dim=1)])
+    )
+
+    # ---- The backward pass through Transformer and encoder: one for all chunks.
+    h_BTD.backward(torch.zeros_like(h_RD).index_copy_(0, row_S, grad_SD).view_as(h_BTD))
+    return metrics
+
+
+@torch.no_grad()
+def next_values(agent: Agent, next_SD: Tensor, reduce: Callable) -> Tensor:
+    """Values (S, G) of the target policy's actions in the next states, from a pair of target critics."""
+    # Qbar(h', a' ~ pibar(h')), reduced over two critics that are drawn for each state and discount
+    policy = agent.policy(agent.target_actor(next_SD))
+    q_CSG = agent.value.target_values(next_SD, policy, agent.popart)
+    subset_RSG = draw_subset(len(q_CSG), q_CSG.shape[1:], device=next_SD.device)
+    return reduce(take_subset(q_CSG, subset_RSG), 0)
+
+
+# Critic losses take states (S, D), stored actions (S, 1, A) and targets (S, G). They return the loss (C, S, G), the
+# stored actions' values (C, S, G) without gradient, and metrics.
+
+
+def classification_loss(agent: Agent, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor):
+    """Scale-independent critic loss (C, S, G): cross-entropy with two-hot targets (S, G). Source: Eq. 3."""
+    support, logits_CSGN = agent.value.support, agent.value.critics(h_SD, stored_S1A)
+    # Eq. 3:  L = -twohot(y)^T log Q_B(h, a)
+    if agent.value.hlgauss:
+        loss_CSG = cross_entropy(logits_CSGN, support.hlgauss_labels_unchecked(y_SG))
+    else:
+        loss_CSG = twohot_loss(logits_CSGN, *support.encode_unchecked(y_SG))
+    logits_CSGN = logits_CSGN.detach()
+    # How often each bin is the first critic's most likely one (paper, Figure 7 centre).
+    bin_N = torch.arange(logits_CSGN.shape[-1], device=logits_CSGN.device)
+    chosen_SGN = logits_CSGN[0].argmax(-1, keepdim=True) == bin_N
+    return loss_CSG, support.decode(logits_CSGN), {"bins/<discount>": chosen_SGN.float().mean(0)}
+
+
+def regression_loss(agent: Agent, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor):
+    """Scale-dependent critic loss (C, S, G): squared error of normalised returns (S, G). Source: Eq. 1."""
+    popart, raw_CSG = agent.popart, agent.value.raw(h_SD, stored_S1A)
+    # Eq. 1:  L = (Q(h, a) - y)^2, both normalised
+    loss_CSG = (popart.normalised(raw_CSG) - popart.standardise(y_SG)) ** 2
+    return loss_CSG, popart.denormalised(raw_CSG.detach()), {}
+
+
+# Actor losses also take the policy (S, G, A) and the stored actions' values. They return the loss (S, G) and metrics.
+
+
+def imitate(agent: Agent, config, h_SD: Tensor, stored_S1A: Tensor, policy: Distribution, q_CSG: Tensor):
+    """Scale-independent actor loss (S, G): clone the stored actions that the filter lets through. Eq. 4."""
+    # Eq. 4:  L = -1{ Q(h, a) - E_{a' ~ pi}[Q(h, a')] > 0 } log pi(a | h)
+    advantage_SG = agent.value.advantage(h_SD.detach(), stored_S1A, q_CSG, policy, config.action_samples)
+    loss_SG, info = crr_loss(policy.log_prob(stored_S1A), advantage_SG)
+    kept_G = info["filter"].mean(0)
+    return loss_SG, {"filter": kept_G.mean(), "filter/<discount>": kept_G}
+
+
+def maximise(agent: Agent, config, h_SD: Tensor, stored_S1A: Tensor, policy: Distribution, q_CSG: Tensor):
+    """Scale-dependent actor loss (S, G): minus the value of the policy's own action. Source: Eq. 2."""
+    # Eq. 2:  L = -Q(h, a ~ pi(h)).  OFFICIAL: the state is detached, so that the Transformer learns from the actor's
+    # loss through the policy alone.
+    q_CSG = agent.value.policy_values(h_SD.detach(), policy, config.action_samples, agent.popart)
+    loss_SG, info = value_loss(q_CSG)
+    return loss_SG, {name: value.mean() for name, value in info.items()}
+
+
+class Variant(NamedTuple):
+    """The losses of a variant, and how the drawn critics' values make one target (`critics.take_subset`)."""
+
+    actor_loss: Callable
+    critic_loss: Callable
+    reduce: Callable
+
+
+# Actor first; `ind` is independent of the scale of returns, `dep` depends on it. Variants differ here, and in the
+# critic that `Agent` builds; encoder, Transformer, replay and training loop are the same. OFFICIAL: the paper does not
+# print the target's reduction, mean or minimum.
+VARIANTS = {
+    "ind_ind": Variant(imitate, classification_loss, torch.mean),
+    "ind_dep": Variant(imitate, regression_loss, torch.mean),
+    "dep_ind": Variant(maximise, classification_loss, torch.amin),
+    "dep_dep": Variant(maximise, regression_loss, torch.amin),
+}
