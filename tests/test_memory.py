@@ -11,7 +11,7 @@ SPEC.loader.exec_module(memory)
 
 def test_a_run_and_changes_of_level_do_not_grow(capsys):
     assert memory.main(["--steps", "12000", "--levels", "100"]) == 0
-    assert "from a quarter to the end" in capsys.readouterr().out
+    assert "growth after the first quarter" in capsys.readouterr().out
 
 
 def test_what_grows_is_told(monkeypatch, capsys):
