@@ -224,7 +224,7 @@ def check(config: Config, root: Path = ROOT) -> None:
             require(value is None or holds(value), f"--{field} {words}, got {value}")
     one_limit = (c.replay_steps is None) != (c.replay_trajectories is None)
     require(one_limit, "give exactly one of --replay_trajectories and --replay_steps, and None for the other")
-    held = (c.replay_trajectories or c.replay_steps // c.segment_length) // distributed.count()
+    held = (c.replay_trajectories or c.replay_steps // c.segment_length) // distributed.world_size()
     few = f"the replay of a process may hold no more than {held} segments, and a batch takes {c.batch_size}"
     advice = "raise --replay_trajectories or --replay_steps, or lower --batch_size or --segment_length"
     require(held >= c.batch_size, f"{few}: {advice}")
@@ -255,7 +255,7 @@ def check_device(device: str) -> None:
     require(known, f"--device {device} is not known here: use auto, cpu, cuda or cuda:1")
     available = device == "cpu" or torch.cuda.is_available()
     require(available, f"--device {device}, but no GPU is there: leave it out, or use --device cpu")
-    gpus, processes = torch.cuda.device_count(), distributed.on_this_machine()
+    gpus, processes = torch.cuda.device_count(), distributed.local_world_size()
     fits = not device.startswith("cuda:") or (processes == 1 and int(device[5:]) < gpus)
     require(fits, f"--device {device}, with {gpus} GPU(s) and {processes} process(es): use --device cuda")
     fits = device != "cuda" or processes <= max(1, gpus)

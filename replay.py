@@ -76,26 +76,15 @@ class Batch(NamedTuple):
 
     def windows(self, first: int, last: int) -> "Batch":
         """The windows `first` to `last` (exclusive), trimmed to the longest of them: views, but for `real_S`."""
-        steps, lengths = max(self.lengths[first:last]), self.lengths[first:last]
-        shorter = self.mask_BT.shape[1] - steps
-        begin = sum(self.lengths[:first])
+        lengths, rows = self.lengths[first:last], slice(first, last)
+        old, new, begin = self.mask_BT.shape[1], max(lengths), sum(self.lengths[:first])
         real_S = self.real_S[begin : begin + sum(lengths)]
-        # Rows are `shorter` by as many columns, and those before `first` are gone.
-        window_S = real_S.div(self.mask_BT.shape[1], rounding_mode="floor")
-        real_S = real_S - window_S * shorter - first * steps
-        rows, columns, states = slice(first, last), slice(steps), slice(steps + 1)
-        return Batch(
-            self.obs_BTO[rows, states],
-            self.action_BT[rows, columns],
-            self.reward_BT[rows, columns],
-            self.done_BT[rows, columns],
-            self.mask_BT[rows, columns],
-            real_S,
-            lengths,
-            self.time_BT[rows, states],
-            self.task_B[rows],
-            None if self.image_BT is None else self.image_BT[rows, states],
-        )
+        # A step in column t of row b is number (b - first) * new + t now; it was b * old + t.
+        real_S = real_S - real_S.div(old, rounding_mode="floor") * (old - new) - first * new
+        steps = (x[rows, :new] for x in (self.action_BT, self.reward_BT, self.done_BT, self.mask_BT))
+        obs_BTO, time_BT = self.obs_BTO[rows, : new + 1], self.time_BT[rows, : new + 1]
+        image_BT = None if self.image_BT is None else self.image_BT[rows, : new + 1]
+        return Batch(obs_BTO, *steps, real_S, lengths, time_BT, self.task_B[rows], image_BT)
 
     def to(self, device) -> "Batch":
         """The batch with its tensors on `device`; `lengths` stay with the host."""
@@ -155,7 +144,7 @@ class Replay:
         """The most bytes that a replay with these arguments takes (`seed` and `frames` do not matter).
 
         This is the worst case: as many segments as there may be, with as many steps as there may be. Images come
-        on top. Raises as `Replay` does.
+        on top, and gaps in the heap: where lengths change abruptly, these were up to 40% more. Raises as `Replay`.
         """
         replay = cls(*arguments, **more)  # holds nothing yet, and so takes nothing
         sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in replay._kinds.items()}
@@ -191,7 +180,7 @@ class Replay:
         self._append(segment, None if image is None else self.frames.add(image))
 
     def _segment(self, obs, action, reward, terminated, start, task) -> Segment:
-        "A segment of read-only copies, its images apart; ValueError names the array that is wrong."
+        "A segment of read-only copies, without its images; ValueError names the array that is wrong."
         shape = np.shape(reward)
         if len(shape) != 1 or not 1 <= shape[0] <= self.max_length:
             raise ValueError(
@@ -361,41 +350,37 @@ class Replay:
 
 
 def _example() -> None:
-    "A rollout of five steps, small enough to follow by eye, and a window from its middle."
+    "A rollout of five steps, a piece of a longer one, and a window; small enough to check by eye."
     action_T, reward_T = np.array([2, 0, 1, 1, 2]), np.array([0, 0, 0.5, 0, 1], np.float32)
     # Features of an observation: its own number, previous action, previous reward.
     obs_TO = np.zeros((6, 3), np.float32)
     obs_TO[:, 0], obs_TO[1:, 1], obs_TO[1:, 2] = np.arange(6), action_T, reward_T
     arguments = {"observation_dim": 3, "action_shape": (), "action_dtype": np.int64, "max_length": 5}
-    replay = Replay(**arguments, capacity_trajectories=100, seed=1)
-    replay.add(obs_TO, action_T, reward_T, terminated=True, start=0, task=7)
     most = Replay.memory_bytes(**arguments, capacity_trajectories=100)
     print(f"101 segments x (5 x (3 x 4 + 8 + 4) + 3 x 4 + {SEGMENT_BYTES}) = {most} bytes at most")
-
-    def show(batch: Batch, b: int) -> None:
-        names = ("time", "o (number, a_t-1, r_t-1)", "a_t", "r_t", "done", "mask")
-        print("".join(f"{name:>6}" if len(name) < 6 else f"{name:>26}" for name in names))
-        for t in range(batch.time_BT.shape[1]):
-            line = f"{batch.time_BT[b, t].item():>6}{batch.obs_BTO[b, t].tolist()!s:>26}"
-            if t < batch.mask_BT.shape[1]:
-                line += f"{batch.action_BT[b, t].item():>6}{batch.reward_BT[b, t].item():>6}"
-                line += f"{int(batch.done_BT[b, t]):>6}{int(batch.mask_BT[b, t]):>6}"
-            print(line)
-
-    print("\nthe rollout, whole: 5 steps, 6 observations; o_t+1 shows a_t and r_t; done on the last step")
-    show(replay.sample(1, context=5), 0)
-    print("\na window of 3 steps from its middle: no done, and its first previous action is the true one")
-    while (batch := replay.sample(1, context=3)).time_BT[0, 0] != 1:
-        pass
-    show(batch, 0)
+    replay = Replay(**arguments, capacity_trajectories=100, seed=1)
+    replay.add(obs_TO, action_T, reward_T, terminated=True, start=0, task=7)
     replay.add(obs_TO[:3] + 100, action_T[:2], reward_T[:2], terminated=False, start=400, task=8)
+
+    def show(title: str, batch: Batch, b: int) -> None:
+        print(f"\n{title}\n  time  o (number, a_t-1, r_t-1)   a_t   r_t  done  mask")
+        for t, (time, obs) in enumerate(zip(batch.time_BT[b].tolist(), batch.obs_BTO[b].tolist())):
+            steps = (batch.action_BT, batch.reward_BT, batch.done_BT.int(), batch.mask_BT.int())
+            line = [x[b, t].item() for x in steps] if t < batch.mask_BT.shape[1] else []
+            print(f"{time:>6}{obs!s:>26}" + "".join(f"{x:>6}" for x in line))
+
     batch = replay.sample(4, context=5)
-    print("\na segment of 2 steps, cut at time 402 of a long rollout, beside the first: zeros are padding")
-    show(batch, batch.task_B.tolist().index(8))
-    print(
-        f"steps of each window, longest first: {batch.mask_BT.sum(1).tolist()}, tasks {batch.task_B.tolist()}"
+    show("the rollout, whole: o_t+1 shows a_t and r_t; done on the last step", batch, 0)
+    show("a piece of 2 steps, cut at time 402: no done; the zeros are padding", batch, 3)
+    while (window := replay.sample(1, context=3)).time_BT[0, 0] != 1:
+        pass
+    show(
+        "a window of 3 steps from the rollout's middle: its first a_t-1 and r_t-1 are the true ones",
+        window,
+        0,
     )
-    print(f"real steps, as flat indices: {batch.real_S.tolist()}")
+    print(f"\nlengths, longest first: {batch.lengths}; tasks {batch.task_B.tolist()}")
+    print(f"real steps as flat indices: {batch.real_S.tolist()}")
 
 
 if __name__ == "__main__":

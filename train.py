@@ -26,8 +26,7 @@ from runtime.checkpoint import CheckpointError
 from runtime.episode_buffer import EpisodeBuffer, parts
 from runtime.memory import make_replay
 from runtime.run import Run
-from runtime.vector_env import make_vector_env
-from runtime.wiring import in_processes, observation_parts
+from runtime.vector_env import in_processes, make_vector_env
 from suites import env_arguments, make_env
 from update import update
 
@@ -42,11 +41,14 @@ def main(argv: list[str] | None = None) -> list[dict] | None:
     Returns the rows of the last evaluation's table (suites/scores.py), in the first process only. After Ctrl-C or
     SIGTERM it saves and exits. ValueError, OSError or CheckpointError, one line, for a user's mistake.
     """
-    distributed.start()
-    config = distributed.of_first(lambda: parse(argv, ROOT))
-    with Run(config, ROOT) as run:
-        set_up(run)
-        return train(run)
+    with distributed.process_group():
+        config = distributed.run_on_first(lambda: parse(argv, ROOT))
+        with Run(config, ROOT) as run:
+            set_up(run)
+            rows = train(run)
+    if run.interrupted:  # after the block: several processes leave together
+        sys.exit(128 + run.interrupted)  # the shell's convention
+    return rows
 
 
 def set_up(run: Run) -> None:
@@ -66,7 +68,7 @@ def set_up(run: Run) -> None:
     )
     length, longest = run.replay.max_length, run.env.max_rollout_length
     stagger = None if longest and longest <= length else run.rng  # whole rollouts need no cuts
-    run.buffer = EpisodeBuffer(config.num_envs, length, observation_parts(run.env), stagger)
+    run.buffer = EpisodeBuffer(config.num_envs, length, run.env.parts, stagger)
     run.policy = Policy(run.agent, config, config.num_envs, seed=seeds.policy)
     run.start(saved)
 
@@ -74,7 +76,7 @@ def set_up(run: Run) -> None:
 def train(run: Run) -> list[dict] | None:
     """The loop. Returns the rows of the last evaluation's table."""
     config, tasks = run.config, len(run.env.tasks)
-    mean = distributed.mean if distributed.count() > 1 else None
+    mean = distributed.mean if distributed.world_size() > 1 else None
     while True:
         # Updates first: a resumed run makes those that it still owed when it was interrupted.
         while run.owes_update():
@@ -119,7 +121,7 @@ def collect(run: Run) -> None:
             buffer.start(e, obs_E, time=start + len(reward_T))
     if (done_E | lost_E).any():
         run.policy.reset(done_E | lost_E)
-    run.steps += config.num_envs * distributed.count()
+    run.steps += config.num_envs * distributed.world_size()
     # Updates per env step accumulate as a fraction. Each of several processes counts its own steps: together they
     # learn as often from each step as one process would, from batches so many times larger.
     if learning:

@@ -1,14 +1,14 @@
-r"""Windows per second out of the replay, and env steps per second into it, beside a plain list, interleaved.
+r"""Speed of the replay: windows drawn and env steps added per second, against a plain list, interleaved.
 
     python benchmarks/replay.py                                      # all cases: a minute or two
     python benchmarks/replay.py --cases vectors-paper --seconds 5
 
-What     `Replay.sample` and `Replay.add` with batches, windows, widths and trajectories of the paper's settings or of
-         the laptop scale. Frames are those of random play, as compressible as a policy's early ones
-Plain    a list of trajectories as they came, frames as bare arrays; windows are sliced out of it and padded. With
-         frames it need not decompress, and takes the memory that compression saves: a row says how much
-Rows     windows drawn and env steps added per second, medians of the repeats, and over the plain list's; then the
-         bytes that a frame takes
+What     `Replay.sample` and `Replay.add` with batches, windows, widths and lengths of the paper's settings or of
+         the laptop scale. Frames come from random play; an untrained policy's compress about as well
+Plain    a list of trajectories, frames uncompressed; windows are sliced out of it and padded. It saves the time of
+         compression and takes more memory: a row compares the bytes of a frame
+Rows     windows drawn and env steps added per second, medians of the repeats, and their ratio to the plain list's;
+         then the bytes that a frame takes
 """
 
 import argparse
@@ -38,7 +38,7 @@ CASES = {
     "frames-laptop": ("procgen-easy", "laptop"),
     "frames-paper": ("procgen-easy", "paper"),
 }
-WIDTH = 57  # of POPGym's observations; beside frames the vector is narrower, and costs next to nothing
+WIDTH = 57  # of POPGym's observations; beside frames the vector is narrower, and its cost does not matter
 
 
 class PlainList:
@@ -73,7 +73,8 @@ class PlainList:
             pad_sequence([*map(torch.from_numpy, part_B)], batch_first=True) for part_B in zip(*windows)
         ]
         real_S = padded[4].flatten().nonzero().flatten()
-        return Batch(*padded[:5], real_S, padded[5], torch.tensor(tasks), *padded[6:])
+        lengths = tuple(window_B[order].tolist())
+        return Batch(*padded[:5], real_S, lengths, padded[5], torch.tensor(tasks), *padded[6:])
 
 
 def make_trajectories(case: str, count: int, longest: int | None = None) -> list[tuple]:
@@ -126,7 +127,7 @@ def fill(store, trajectories: list[tuple]) -> None:
 
 
 def rate(work, amount: int, seconds: float) -> float:
-    "How much of it is done per second by `work()`, which does `amount`, over about that many seconds."
+    "Amount of work per second: `work()` does `amount`, and is repeated for about so many seconds."
     start, count, spent = time.perf_counter(), 0, 0.0
     while spent < seconds:
         work()
@@ -141,9 +142,9 @@ def rows(
     count: int = 32,
     longest: int | None = None,
 ) -> list[dict]:
-    """The table. `seconds` of each store in each of `repeats`; `count` trajectories of at most `longest` steps.
+    """The table's rows. `seconds` for each store in each of `repeats`; `count` trajectories of at most `longest` steps.
 
-    Meant for one torch thread, see `main`. ValueError for an unknown case.
+    To be called with one torch thread, as in `main`. ValueError for an unknown case.
     """
     cases = list(CASES) if cases is None else cases
     for case in cases:
@@ -164,7 +165,7 @@ def rows(
             for _ in range(repeats):
                 for store, windows, adding in zip(stores, drawn, added):
                     windows.append(rate(partial(store.sample, *batch), batch[0], seconds))
-                    # They are full: each trajectory takes the place of the one that was added before all others.
+                    # Both are full: each new trajectory replaces the oldest.
                     adding.append(rate(partial(fill, store, trajectories), steps, seconds / 4))
                 bar.update()
             table.append(row(case, "windows", "1/s", *map(median, drawn)))
@@ -175,7 +176,7 @@ def rows(
 
 
 def row(case: str, what: str, unit: str, value: float, plain: float) -> dict:
-    "A line of the table; of bytes the ratio says how many times fewer."
+    "A row of the table. The ratio of bytes is inverted, so that more than 1 is better everywhere."
     ratio = plain / value if unit == "B" else value / plain
     return {
         "benchmark": "replay",
@@ -197,7 +198,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     parser.add_argument("--count", type=int, default=32, help="trajectories held")
     parser.add_argument("--longest", type=int, help="steps of a trajectory; default: as the preset has it")
     options = vars(parser.parse_args(argv))
-    # The replay takes one thread; the plain list's padding would take them all, and gains nothing by it.
+    # The replay uses one thread; the plain list's padding would use all of them, without being faster.
     torch.set_num_threads(1)
     table = rows(options.pop("cases").split(","), **options)
     for line in table:

@@ -1,10 +1,10 @@
-r"""What a checkpoint costs at the paper's size: seconds, bytes and memory, with a full replay of POPGym.
+r"""Cost of a checkpoint at the paper's size: seconds, bytes and memory, with a full replay of POPGym.
 
     python benchmarks/saving.py                 # about 5 minutes, some GB of disk under the system's temporary folder
 
-What     a run at paper scale fills its replay with rollouts of random actions, then saves:
-         all of it at once, as a first checkpoint would; then what is new after some more rollouts, as every later one;
-         and is resumed. Peak memory is the process's, of which what a checkpoint adds to it is told apart
+What     a run at paper scale fills its replay with rollouts of random actions. It saves everything, as a first
+         checkpoint does, then only what is new after some more rollouts, as every later one does, and is resumed.
+         Peak memory is that of the process; the memory before a checkpoint is printed for comparison
 """
 
 import argparse
@@ -30,7 +30,7 @@ def status(name: str) -> float:
 
 
 def fill(run, trajectories: int) -> None:
-    "Collect that many with random actions: what is stored does not hang on the policy's quality."
+    "Collect that many rollouts with random actions: the cost of storing them does not depend on the policy."
     random, policy = np.random.default_rng(0), run.policy
     reset, actions, envs = policy.reset, run.agent.action_dim, run.config.num_envs
 
@@ -55,7 +55,7 @@ def size_of(folder: Path) -> float:
 
 
 def main(argv=None) -> list[tuple[str, float, float]]:
-    """Measure and print; returns (what, seconds, GB written)."""
+    """Measure and print; returns rows of (name, seconds, GB written)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trajectories", type=int, default=15_000)
     parser.add_argument("--new", type=int, default=500, help="rollouts between two checkpoints")
@@ -64,28 +64,28 @@ def main(argv=None) -> list[tuple[str, float, float]]:
     flags = ["--scale", arguments.scale, "--device", "cpu", "--name", "saving"]
     table = []
     with tempfile.TemporaryDirectory() as folder:
-        train.ROOT = Path(folder)
-        run = train.Run(parse(flags, train.ROOT))
-        fill(run, arguments.trajectories)
-        print(f"replay: {len(run.replay):,} trajectories, {run.replay.num_steps:,} env steps")
-        print(f"memory before a checkpoint: {status('VmRSS'):.2f} GB")
-        for what, new in (("all", 0), (f"{arguments.new} new", arguments.new), ("nothing new", 0)):
-            if new:
-                fill(run, new)
-            before, start = size_of(run.folder), time.perf_counter()
-            run.save()
-            seconds = time.perf_counter() - start
-            table.append((f"checkpoint, {what}", seconds, size_of(run.folder) - before))
-        print(f"peak memory: {status('VmHWM'):.2f} GB")
-        run.close()
+        root = Path(folder)
+        with train.Run(parse(flags, root), root) as run:
+            train.set_up(run)
+            fill(run, arguments.trajectories)
+            print(f"replay: {len(run.replay):,} trajectories, {run.replay.num_steps:,} env steps")
+            print(f"memory before a checkpoint: {status('VmRSS'):.2f} GB")
+            for name, new in (("all", 0), (f"{arguments.new} new", arguments.new), ("nothing new", 0)):
+                if new:
+                    fill(run, new)
+                before, start = size_of(run.folder), time.perf_counter()
+                run.save()
+                seconds = time.perf_counter() - start
+                table.append((f"checkpoint, {name}", seconds, size_of(run.folder) - before))
+            print(f"peak memory: {status('VmHWM'):.2f} GB")
         del run
         start = time.perf_counter()
-        run = train.Run(parse([*flags, "--resume"], train.ROOT))
-        table.append(("resume", time.perf_counter() - start, 0.0))
-        print(f"resumed with {len(run.replay):,} trajectories")
-        run.close()
-    for what, seconds, size in table:
-        print(f"{what:<24}{seconds:8.2f} s {size:+8.2f} GB on disk")
+        with train.Run(parse([*flags, "--resume"], root), root) as run:
+            train.set_up(run)
+            table.append(("resume", time.perf_counter() - start, 0.0))
+            print(f"resumed with {len(run.replay):,} trajectories")
+    for name, seconds, size in table:
+        print(f"{name:<24}{seconds:8.2f} s {size:+8.2f} GB on disk")
     return table
 
 

@@ -269,7 +269,7 @@ def draw_values(axis, value_TG: Tensor, gammas) -> None:
     """A scalar critic's values (T, G), a line for each discount, in units of return."""
     for value_T, gamma in zip(value_TG.T, gammas):
         axis.plot(np.arange(len(value_T)) + 0.5, value_T, label=f"{gamma:g}")
-    axis.legend(title="discount", ncols=len(gammas))
+    axis.legend(title="discount", ncols=len(gammas), frameon=True)
     axis.set(title="value of the action taken", ylabel="value, return")
 
 

@@ -172,7 +172,7 @@ def normalised(values_RKn: np.ndarray, tasks: list[str], config: dict) -> np.nda
     """Returns (R, K, n) of tasks with known bounds as scores: 0 a random policy, 1 the best known."""
     bounds, attempts = load_bounds(config["env"]), config["attempts"]
     low, high = np.array([bounds[task] for task in tasks]).T[..., None]
-    free = BENCHMARKS[config["env"]].free_attempts
+    free = BENCHMARKS[config["env"]].rules.free_attempts
     counted = attempts - (attempts - 1 if free is None else free)
     # score = (return - random) / (best - random), of one of the attempts that count
     return (values_RKn / counted - low) / (high - low)

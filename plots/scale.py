@@ -119,12 +119,13 @@ def read_table(path: Path, numbers: tuple[str, ...]) -> list[dict]:
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     try:
-        return [
-            {name: row[name] for name in KEYS} | {name: float(row[name]) for name in numbers} for row in rows
-        ]
+        table = [{name: r[name] for name in KEYS} | {name: float(r[name]) for name in numbers} for r in rows]
     except (KeyError, TypeError, ValueError):
+        table = []
+    if not table:
         columns = f"{', '.join(KEYS)}, and numbers in {', '.join(numbers)}"
-        raise ValueError(f"{path} must have the columns {columns}: to make it type: make scales") from None
+        raise ValueError(f"{path} must have rows with the columns {columns}: to make it type: make scales")
+    return table
 
 
 def over_seeds(rows: list[dict], column: str, **where) -> tuple[float, float, float]:

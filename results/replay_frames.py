@@ -180,8 +180,8 @@ def measure(sequences: list[np.ndarray], context: int, seconds: float) -> dict:
     with tempfile.TemporaryDirectory(dir=OUT.parent) as folder:
         spilled = FrameStore(shape, folder=folder)
         there = [(spilled.add(s), len(s)) for s in sequences]
-        for segment in spilled._segments:  # all segments, whatever the memory budget
-            spilled._spill(segment)
+        for block in spilled._blocks:  # all blocks, whatever the memory budget
+            spilled._spill(block)
         frames = sum(len(s) for s in sequences)
         row = {
             "frames": frames,

@@ -1,39 +1,52 @@
-r"""Checkpoints: everything a run is, written whole or not at all, checked when it is read.
+r"""Checkpoints: files that survive crashes, and a run saved to them and resumed from them.
 
-What     `save` and `load` of nested dictionaries of tensors, numbers and strings; the state of all random
-         generators; names of weights without wrappers; whether a checkpoint fits a configuration
-Why      a crash, a full disk or a Ctrl-C in mid-write must leave the last checkpoint as it was, a damaged
-         file must say so, and a file from someone else must not be able to run code
-Paper    none: any run of many hours needs this
-Format   what `torch.save` writes, then a trailer: SHA-256 of the former (32 bytes) and b"AMAGO2CK". Because
-         a zip archive is found from its end and tolerates a few bytes behind it, the file can still be
-         opened without this one: torch.load(path, weights_only=True)
-Copy     this file alone; needs torch and numpy
-Try      python checkpoint.py
+What     files first: `save` and `load` of nested dictionaries of tensors, numbers and strings, and the state of
+         random generators; then whole runs: `save_run`, `restore_run` and `continue_run`
+Why      a run takes days. A crash, a full disk or Ctrl-C during a write must leave the last checkpoint as it was,
+         a damaged file must be noticed, and a stranger's file must not be able to run code. A resumed run
+         continues exactly: on a CPU its numbers are those of a run that was never interrupted
+Paper    none
+Format   the output of `torch.save`, then a trailer: its SHA-256 (32 bytes) and b"AMAGO2CK". Zip archives tolerate
+         bytes at their end, so it can be opened without this file: torch.load(path, weights_only=True)
+Folder   runs/<name>/checkpoint.pt names the files that belong to it, with their checksums, and is written last:
+           parts/replay-RANK-FIRST.pt   segments from number FIRST on, written once, when they are new
+           parts/rank-RANK-SAVE.pt      state of one process: episodes in progress, policy, environments, generators
+         previous.pt is the checkpoint before; a resume falls back to it. Files that neither names are deleted.
+Notes    A simulator cannot be saved as plain data. Instead, its rollout's seeds and the actions since are saved and
+         stepped again; if that does not lead to the same observation, the rollout restarts (Run.lost counts it).
+         Processes on several machines share the folder.
+Copy     this file and distributed.py, in a folder runtime/; needs torch and numpy
 """
 
+import dataclasses
 import hashlib
+import json
 import os
 import pickle
 import random
 import re
-import tempfile
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from runtime import distributed
+
 MAGIC = b"AMAGO2CK"
 TRAILER = hashlib.sha256().digest_size + len(MAGIC)  # bytes
 
 
 class CheckpointError(Exception):
-    """A checkpoint that is missing, damaged or of another configuration: one line, and what to do about it."""
+    """A checkpoint is missing, damaged or of another configuration: one line that also says what to do."""
+
+
+# --------------------------------------------------------------------------------------------- files
 
 
 class _HashedFile:
-    "A file that is written front to back, and hashed on the way: nothing is held in memory, or read again."
+    "Hashes everything that is written to a file, so that it need not be read again or held in memory."
 
     def __init__(self, file):
         self.file, self.hash, self.error = file, hashlib.sha256(), None
@@ -43,7 +56,7 @@ class _HashedFile:
         try:
             return self.file.write(data)
         except OSError as error:
-            self.error = error  # torch.save goes on after it, and raises one of its own
+            self.error = error  # torch.save raises an error of its own afterwards
             raise
 
     def flush(self) -> None:
@@ -51,17 +64,17 @@ class _HashedFile:
 
 
 def save(path, state: dict, previous=None) -> str:
-    """Write `state` to `path` so that at every moment the old file or the new one is there, whole.
+    """Write `state` to `path`; at every moment the old file or the new one is there, whole.
 
-    `state` holds tensors, numbers, strings and None, in dictionaries, lists and tuples. Makes the folder if
-    it is missing. Returns the SHA-256 of what was written. With a path `previous`, the file that was at `path`
-    is kept there, once the new one has been read back. Raises OSError where the disk is full or does not
-    give back what was written; after that, as after a crash, the old file stands.
+    `state` holds tensors, numbers, strings and None, in dictionaries, lists and tuples. A missing folder is
+    made. Returns the SHA-256 of the new file's content. If a path `previous` is given, the old file moves there
+    once the new one has been read back. Raises OSError if the disk is full or does not return the data that was
+    written; after that, as after a crash, the old file is still there.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # In the same folder, because a rename is atomic only within a file system. The name is always the
-    # same: what a killed run left behind is overwritten, and does not fill the disk.
+    # In the same folder, because a rename is atomic only within one file system. The name is always the
+    # same, so the next save overwrites the leftover of a killed process.
     temporary = path.with_name(path.name + ".writing")
     try:
         with open(temporary, "wb") as file:
@@ -72,21 +85,19 @@ def save(path, state: dict, previous=None) -> str:
                 raise hashed.error or error from error
             file.write(hashed.hash.digest() + MAGIC)
             file.flush()
-            # The data before the name: otherwise a power cut after the rename could leave the new name
-            # on data that never reached the disk, and the old data gone.
+            # The data must be on the disk before the name is: otherwise a power cut after the rename could
+            # leave the new name without its data, and the old data gone.
             os.fsync(file.fileno())
         with open(temporary, "rb") as file:
             if _digest(file, os.path.getsize(temporary) - TRAILER) != hashed.hash.digest():
-                raise OSError(f"{temporary} reads back other than it was written: is the disk failing?")
+                raise OSError(f"{temporary} does not read back as it was written: is the disk failing?")
         if previous is not None and path.exists():
-            os.replace(path, previous)  # from here to the next line, the previous one is the only one
+            os.replace(path, previous)  # until the next line, `previous` is the only checkpoint
         os.replace(temporary, path)
-    except BaseException:
-        # Ctrl-C, too: no half-written file is left to take up the space that was missing.
+    except BaseException:  # Ctrl-C too: a half-written file would only take up space
         temporary.unlink(missing_ok=True)
         raise
-    # The rename is an entry in the folder, and it lasts only when that is on the disk as well. Windows
-    # opens no folders, and needs no such thing.
+    # A rename changes the folder, which has to reach the disk as well. Windows cannot open folders.
     if os.name == "posix":
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -97,17 +108,17 @@ def save(path, state: dict, previous=None) -> str:
 
 
 def load(path, sha256: str | None = None, keys: tuple[str, ...] = ()) -> dict:
-    """Read what `save` wrote, all tensors on the CPU. Never runs code from the file.
+    """Read a file that `save` wrote, all tensors on the CPU. Never runs code from the file.
 
-    Raises CheckpointError, one line, where the file is missing, damaged, holds anything but plain data, or is
-    another one than that with the checksum `sha256`, or lacks one of `keys`.
+    Raises CheckpointError, one line, if the file is missing or damaged, holds anything but plain data, has
+    another checksum than `sha256`, or lacks one of `keys`.
     """
     path = Path(path)
     if not path.is_file():
         raise CheckpointError(f"no checkpoint at {path}: give the path of a .pt file in a folder under runs/")
     with open(path, "rb") as file:
-        # Checked before anything is parsed: what a reader makes of damaged data can be any error, or,
-        # where a bit of a weight has changed, none at all.
+        # The checksum comes before any parsing: damaged data could cause any error, or, if only a bit of a
+        # weight has changed, none at all.
         size = file.seek(0, os.SEEK_END) - TRAILER
         file.seek(max(size, 0))
         trailer = file.read()
@@ -123,18 +134,14 @@ def load(path, sha256: str | None = None, keys: tuple[str, ...] = ()) -> dict:
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, ValueError, EOFError) as error:
-            # A good checksum says that the file is as it was written, not who wrote it. What is not plain
-            # data is refused unread.
-            reason = " ".join(str(error).split())[:200]
+            # A good checksum shows that the file is unchanged, not who wrote it.
             raise CheckpointError(
                 f"{path} is not plain data, and was not opened: take a checkpoint that this program wrote "
-                f"({type(error).__name__}: {reason})"
+                f"({type(error).__name__}: {_one_line(error)})"
             ) from error
-    lacking = [key for key in keys if not isinstance(state, dict) or key not in state]
-    if lacking:
-        raise CheckpointError(
-            f"{path} is not what is looked for: it has no {lacking[0]}. Take another checkpoint"
-        )
+    for key in keys:
+        if not isinstance(state, dict) or key not in state:
+            raise CheckpointError(f"{path} is another kind of file: it has no {key}. Take another checkpoint")
     return state
 
 
@@ -147,17 +154,21 @@ def _digest(file, size: int) -> bytes:
     return sha.digest()
 
 
-def save_part(folder, name: str, state: dict) -> dict:
-    """Write a part of a checkpoint to a file of its own; returns what to put into the checkpoint for it.
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
-    A checkpoint is written after its parts, and names them with their checksums: it never refers to anything
-    newer than itself, and what has not changed since the last one is not written again. Raises as `save`.
+
+def save_part(folder, name: str, state: dict) -> dict:
+    """Write one part of a checkpoint to a file of its own; returns the entry for it in the checkpoint.
+
+    A checkpoint is written after its parts and names them with their checksums, so it never refers to newer
+    data than its own, and a part that has not changed is not written again. Raises as `save`.
     """
     return {"file": name, "sha256": save(Path(folder) / name, state)}
 
 
 def load_part(folder, part: dict) -> dict:
-    """Read the part that `save_part` described. CheckpointError where that file is missing, damaged or another."""
+    """Read the part for which `save_part` returned `part`; CheckpointError if it is missing, damaged or another."""
     path = Path(folder) / Path(part["file"]).name
     if not path.is_file():
         raise CheckpointError(f"a part of the checkpoint is gone: {path}")
@@ -165,7 +176,7 @@ def load_part(folder, part: dict) -> dict:
 
 
 def remove_others(folder, parts: list[dict]) -> None:
-    """Delete the files of a folder that are none of `parts`, what a killed process left half-written included."""
+    """Delete all files of a folder but those of `parts`, among them leftovers of killed processes."""
     keep = {part["file"] for part in parts}
     for path in Path(folder).glob("*.pt*"):
         if path.name not in keep:
@@ -173,37 +184,33 @@ def remove_others(folder, parts: list[dict]) -> None:
 
 
 def fill(model, state_dict: dict[str, Tensor]) -> None:
-    """`model.load_state_dict(state_dict)`; CheckpointError, one line, where names or sizes differ."""
+    """Call `model.load_state_dict(state_dict)`; CheckpointError, one line, if names or sizes differ."""
     try:
         model.load_state_dict(state_dict)
     except RuntimeError as error:
         raise CheckpointError(
             "the checkpoint's weights have other sizes than this configuration's (trained on other --tasks?): "
-            + " ".join(str(error).split())[:200]
+            + _one_line(error)
         ) from error
 
 
 def rng_state() -> dict:
-    """The state of Python's, NumPy's and PyTorch's global generators, and of every GPU's, as plain data."""
-    legacy = np.random.get_state(legacy=False)
+    """State of the global generators of Python, NumPy, PyTorch and every GPU, as plain data."""
+    name, key, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
-        # The key is an array, and arrays are not plain data to `torch.load`; a tensor is.
-        "numpy": legacy | {"state": {**legacy["state"], "key": torch.from_numpy(legacy["state"]["key"])}},
+        # `torch.load` accepts tensors as plain data, but no arrays.
+        "numpy": (name, torch.from_numpy(key), *rest),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
 
 
 def set_rng_state(state: dict) -> None:
-    """Put all generators where `rng_state` found them.
-
-    States of GPUs that are not there now are left out: a run may move to another machine, where its GPU
-    draws could not be the same in any case.
-    """
+    """Set all global generators to a state from `rng_state`. States of GPUs that are missing now are ignored."""
     random.setstate(state["python"])
-    inner = state["numpy"]["state"]
-    np.random.set_state(state["numpy"] | {"state": {**inner, "key": inner["key"].numpy()}})
+    name, key, *rest = state["numpy"]
+    np.random.set_state((name, key.numpy(), *rest))
     torch.set_rng_state(state["torch"])
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for device, device_state in enumerate(state["cuda"][:here]):
@@ -211,29 +218,25 @@ def set_rng_state(state: dict) -> None:
 
 
 def clean_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names of weights as the plain model has them, whatever wrapped it or a part of it.
+    """The same weights under the names that they have in the plain model, without wrappers.
 
-    `torch.compile` puts "_orig_mod." before the names of what it compiled, `DistributedDataParallel`
-    "module." before all. A checkpoint with such names would fit the wrapped model only.
+    `torch.compile` puts "_orig_mod." before the names of the module it compiled, `DistributedDataParallel`
+    "module." before all. A checkpoint with such names would only fit the wrapped model.
     """
     clean = {re.sub(r"(^|(?<=\.))_orig_mod\.", "", name): value for name, value in state_dict.items()}
-    # Only where every name has it is it a wrapper: a model may well have one part of that name.
+    # A wrapper's prefix is on every name; a plain model may have a single part that is called "module".
     if clean and all(name.startswith("module.") for name in clean):
         clean = {name.removeprefix("module."): value for name, value in clean.items()}
     return clean
 
 
 def check_compatible(saved_config: dict, config: dict, fields) -> None:
-    """Raise CheckpointError, one line with both values, where the configurations differ in one of `fields`."""
-
-    def plain(value):
-        # JSON knows no tuples: a configuration that went through it comes back with lists.
-        return tuple(plain(v) for v in value) if isinstance(value, (list, tuple)) else value
-
+    """Raise CheckpointError, one line with both values, if the configurations differ in one of `fields`."""
+    # Compared as JSON, which has no tuples: a configuration that was read from a file has lists in their place.
     differing = [
         f"{name} was {saved_config.get(name)!r} and is now {config.get(name)!r}"
         for name in fields
-        if plain(saved_config.get(name)) != plain(config.get(name))
+        if json.dumps(saved_config.get(name)) != json.dumps(config.get(name))
     ]
     if differing:
         raise CheckpointError(
@@ -242,45 +245,160 @@ def check_compatible(saved_config: dict, config: dict, fields) -> None:
         )
 
 
-def _example() -> None:
-    "Save, load, draw again, and two files that are refused."
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint.pt"
-        random.seed(0), np.random.seed(0), torch.manual_seed(0)
-        state = {"weights": {"w": torch.arange(3.0)}, "counters": {"steps": 1200}, "rng": rng_state()}
-        save(path, state)
-        draws = random.random(), np.random.rand(), torch.rand(()).item()
-        loaded = load(path)
-        print(
-            f"saved {path.stat().st_size} bytes; loaded {loaded['weights']['w'].tolist()}, {loaded['counters']}"
+# ------------------------------------------------------------------------------------- saving a run
+
+KEYS = ("config", "agent", "optimizer", "schedule", "counters", "log", "processes")  # of checkpoint.pt
+PART = (
+    500  # the most segments in one file of the replay: each file's content is copied in memory to be written
+)
+# Fields that decide the shapes of weights or their meaning: a checkpoint fits only where they agree.
+MODEL_FIELDS = (
+    *("env", "tasks", "attempts", "store_executed", "clip_rewards", "variant", "gammas"),
+    *("encoder", "encoder_hidden", "encoder_dim", "encoder_depths"),
+    *("d_model", "d_ff", "layers", "heads", "hidden", "critics", "bins", "bin_low", "bin_high", "symlog"),
+)
+# If these change, episodes in progress restart.
+ROLLOUT_FIELDS = ("num_envs", "context", "segment_length", "max_steps")
+
+
+def save_run(run) -> None:
+    """Write checkpoint.pt and its parts, all that a resume needs. The checkpoint before becomes previous.pt."""
+    run.saves += 1
+    processes = distributed.all_gather(_save_own(run))
+    if not distributed.rank():
+        log = {"bytes": run.log.sync(), "minutes": run.log.minutes}
+        state = run.weights() | {"log": log, "processes": processes}
+        state |= {"optimizer": run.optimizer.state_dict(), "schedule": run.schedule.state_dict()}
+        save(run.folder / "checkpoint.pt", state, previous=run.folder / "previous.pt")
+        now = _parts_of(processes)
+        remove_others(run.folder / "parts", now + run.parts_before)
+        run.parts_before = now
+
+
+def _parts_of(processes: list[dict]) -> list[dict]:
+    "Entries of all files that a checkpoint names."
+    return [part for own in processes for part in (own["state"], *own["replay"])]
+
+
+def _save_own(run) -> dict:
+    "Write this process's own state to files: the segments that are new in its replay, and all the rest."
+    folder, replay, rank = run.folder / "parts", run.replay, distributed.rank()
+    end = run.replay_parts[-1]["end"] if run.replay_parts else 0
+    run.replay_parts = [part for part in run.replay_parts if part["end"] > replay.oldest]
+    for first in range(max(end, replay.oldest), replay.total_added, PART):
+        new = save_part(folder, f"replay-{rank}-{first}.pt", replay.state_dict(first, PART))
+        run.replay_parts.append(new | {"end": min(first + PART, replay.total_added)})
+    state = {
+        "replay": replay.state_dict(replay.total_added),  # no segments, but the generator's state
+        "episodes": run.buffer.state_dict(),
+        "policy": run.policy.state_dict(),
+        "envs": run.envs.snapshots(),
+        "recent": run.recent,
+        "returns": dict(run.returns),
+        "last_returns": {task: list(last) for task, last in run.last_returns.items()},
+        "rng": rng_state(),
+        "run_rng": run.rng.bit_generator.state,
+    }
+    return {"state": save_part(folder, f"rank-{rank}-{run.saves}.pt", state), "replay": run.replay_parts}
+
+
+# ----------------------------------------------------------------------------------- resuming a run
+
+
+def restore_run(run) -> tuple[dict | None, dict]:
+    """Restore weights, optimizer, counters and replay, before the run has a log and environments.
+
+    Returns this process's own state for `continue_run` (None: episodes in progress restart), and the log's
+    arguments. Raises CheckpointError if no checkpoint can be read or it is of another configuration,
+    ValueError for another number of processes.
+    """
+    newest, previous = run.folder / "checkpoint.pt", run.folder / "previous.pt"
+    paths, error = [path for path in (newest, previous) if path.exists()], None
+    if not paths:
+        print(f"runs/{run.config.name} has no checkpoint yet: starting from its beginning")
+        return None, {"resume": (0, -1)}
+    for path in paths:
+        if error:
+            print(f"{error}. Resuming from the checkpoint before it, {path}")
+        state, error = _on_all_processes(load, path, keys=KEYS)
+        if not error:
+            _check_run(run, state, path)
+            own, error = _on_all_processes(_load_own, run, state)
+        if not error:
+            break
+    else:
+        raise error
+    if path == previous and not distributed.rank():
+        os.replace(previous, newest)  # the damaged file must not become the next previous.pt
+    fill(run.agent, state["agent"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.schedule.load_state_dict(state["schedule"])  # sets the learning rate of this command line
+    for group in run.optimizer.param_groups:  # the loaded state has brought the old one back
+        group["weight_decay"] = run.config.weight_decay
+    for name, value in state["counters"].items():
+        setattr(run, name, value)
+    print(f"resuming runs/{run.config.name} at env step {run.steps:,}, update {run.updates:,}")
+    changed = [f"--{name}" for name in ROLLOUT_FIELDS if state["config"][name] != getattr(run.config, name)]
+    if changed:
+        print(f"{', '.join(changed)} changed: episodes in progress restart")
+    log = {"resume": (state["log"]["bytes"], run.steps), "earlier_minutes": state["log"]["minutes"]}
+    return None if changed else own, log
+
+
+def _on_all_processes(read, *arguments, **more) -> tuple:
+    "(result of `read`, None), or (None or a result, error): a CheckpointError in one process is one in all."
+    result = error = None
+    try:
+        result = read(*arguments, **more)
+    except CheckpointError as caught:
+        error = caught
+    return result, next((e for e in distributed.all_gather(error) if e is not None), None)
+
+
+def _check_run(run, state: dict, path) -> None:
+    "Raise if a checkpoint is of another configuration or another number of processes."
+    check_compatible(state["config"], dataclasses.asdict(run.config), MODEL_FIELDS)
+    for name in ("segment_length", "max_steps"):
+        was, now = state["config"][name], getattr(run.config, name)
+        if now is not None and (was is None or now < was):
+            raise ValueError(
+                f"--{name} was {was} and is now {now}: the saved replay holds longer segments. Leave it, or raise it"
+            )
+    saved, now = len(state["processes"]), distributed.world_size()
+    if saved != now:
+        raise ValueError(
+            f"runs/{run.config.name} was saved by {saved} process(es) and is resumed by {now}: resume it with "
+            f"torchrun --nproc_per_node {saved}, or start a new run from its weights with --init {path}"
         )
-        set_rng_state(loaded["rng"])
-        again = random.random(), np.random.rand(), torch.rand(()).item()
-        print("drawn after saving: ", [round(x, 6) for x in draws])
-        print("drawn after loading:", [round(x, 6) for x in again])
-
-        try:
-            save(path, {"not data": lambda: None})
-        except (pickle.PicklingError, AttributeError) as error:
-            print("a save that fails:", error)
-        print(f"the old file stands: {os.listdir(folder)}, {load(path)['counters']}")
-
-        print("names:", list(clean_state_dict({"module._orig_mod.encoder.weight": torch.zeros(1)})))
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-        for attempt in (
-            lambda: load(path),
-            lambda: load(path.with_name("checkpiont.pt")),
-            lambda: check_compatible(
-                {"d_model": 64, "bins": 32}, {"d_model": 256, "bins": 32}, ["d_model", "bins"]
-            ),
-        ):
-            try:
-                attempt()
-            except CheckpointError as error:
-                print("refused:", str(error).replace(folder, "FOLDER"))
 
 
-if __name__ == "__main__":
-    _example()
+def _load_own(run, state: dict) -> dict:
+    "This process's own state; its segments go into the replay, one file at a time."
+    folder, mine = run.folder / "parts", state["processes"][distributed.rank()]
+    own = load_part(folder, mine["state"])
+    run.replay.load_state_dict(own["replay"], (load_part(folder, part) for part in mine["replay"]))
+    run.replay_parts, run.parts_before = mine["replay"], _parts_of(state["processes"])
+    return own
+
+
+def continue_run(run, own: dict) -> None:
+    """Restore this process's own state: environments step again through the seeds and actions of their rollouts."""
+    parts = lambda obs: obs if isinstance(obs, dict) else {"vector": obs}
+    run.buffer.load_state_dict(own["episodes"])
+    run.policy.load_state_dict(own["policy"])
+    on_device = lambda metrics: {name: value.to(run.device) for name, value in metrics.items()}
+    run.recent, run.returns = list(map(on_device, own["recent"])), defaultdict(list, own["returns"])
+    for task, returns in own["last_returns"].items():
+        run.last_returns[task].extend(returns)
+    run.rng.bit_generator.state = own["run_rng"]
+    obs_E, expected_E = parts(run.envs.restore(own["envs"])[0]), run.buffer.newest()
+    same_E = np.all([[np.array_equal(a, b) for a, b in zip(obs_E[n], expected_E[n])] for n in obs_E], axis=0)
+    for e in np.flatnonzero(~same_E):  # its simulator draws from a generator that no seed reaches
+        for name, value in parts(run.envs.restart(e)[0]).items():
+            obs_E[name][e] = value
+        run.begin(e, obs_E)
+    if not same_E.all():
+        run.policy.reset(~same_E)
+        run.lost += int((~same_E).sum())
+        print(f"{(~same_E).sum()} of {len(same_E)} rollouts restart: their simulators did not repeat them")
+    set_rng_state(own["rng"])

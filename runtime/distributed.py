@@ -1,17 +1,16 @@
-r"""Several processes that train one agent as one, each with its own environments and replay.
+r"""Several processes that train one agent together, each with its own environments and replay.
 
-What     how many there are and which one this is; means over them of gradients and statistics; what the first one
-         decides, told to all; objects gathered from all
-Why      a second GPU should be one more word on the command line: torchrun starts the program once for each
-         process, and everything else stays as it is with one
+What     the group of processes; means of gradients and statistics over it; results of the first process for all
+         others; objects collected from all
+Why      a second GPU costs one word on the command line: torchrun starts the program once for each process
 Paper    none
-Notes    PyTorch's DistributedDataParallel averages gradients as one backward makes them; here chunks of states
-         have a backward each (train.py), so the finished gradients are averaged instead, in one bucket.
-         With one process, nothing here does anything, and torch.distributed is not started.
+Notes    DistributedDataParallel averages gradients during one backward pass. Our update makes one backward pass for
+         each chunk of states, so it averages the finished gradients here, in one message.
+         With one process, every function here returns at once, and torch.distributed is not started.
 Copy     this file alone; needs torch
-Try      torchrun --nproc_per_node 2 ranks.py
 """
 
+import contextlib
 import datetime
 import os
 import sys
@@ -19,117 +18,128 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+
+# The defaults of this module's functions keep the process group that exists when it is first imported, and
+# torch.optim imports it. Import it before there is a group: a group that is kept is never destroyed, and its
+# threads then abort the process at exit, now and then ("terminate called without an active exception").
+import torch.distributed.nn.functional
 from torch import Tensor
 
 
-def start() -> None:
-    """Join the processes that torchrun has started, if it has.
+@contextlib.contextmanager
+def process_group():
+    """Join the processes that torchrun has started, if any, for as long as the block lasts.
 
-    All but the first one print nothing to stdout from now on.
+    A block that ends well waits for all other processes, so that they leave together. A block that raises does
+    not wait: the closed connections raise RuntimeError in the other processes, which therefore end, too.
+    Inside the block, only the first process prints to stdout.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield
         return
     on_gpus = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
     if on_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    # Long, because the others wait while the first one evaluates. A process that has died is torchrun's to see.
-    waiting = datetime.timedelta(hours=24)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=waiting)
-    if rank() > 0:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    # Long, because the others wait while the first process evaluates. torchrun notices a process that dies.
+    timeout = datetime.timedelta(hours=24)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=timeout)
+    ended_well = False
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if rank() else sys.stdout):
+            yield
+        try:
+            maximum([0.0])  # waits for all, on the CPU; dist.barrier would use the GPU
+        except RuntimeError:  # another process has failed, and has printed why
+            sys.exit(1)
+        ended_well = True
+    finally:
+        # NCCL would wait for the operations in flight, which after a failure may never end: the process's
+        # exit ends them. Gloo has none in flight here.
+        if ended_well or not on_gpus:
+            dist.destroy_process_group()
 
 
-def stop() -> None:
-    """Leave the other processes. All do so at the end of a run that went well."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-def count() -> int:
-    """How many processes train together; 1 without torchrun."""
+def world_size() -> int:
+    """The number of processes that train together; 1 without torchrun."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
-    """Which of them this one is, from 0."""
+    """The number of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def on_this_machine() -> int:
-    """How many of them share this machine's memory."""
+def local_world_size() -> int:
+    """The number of processes on this machine, which share its memory."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if dist.is_initialized() else 1
 
 
 def mean(tensor: Tensor) -> Tensor:
-    """The mean (...) of all processes' tensors (...), the same to the last bit in all of them."""
-    if count() > 1:
+    """The mean (...) of all processes' tensors (...), equal to the last bit in all of them."""
+    if world_size() > 1:
         tensor = tensor.clone()
         dist.all_reduce(tensor)
-        tensor /= count()
+        tensor /= world_size()
     return tensor
 
 
 def average_(tensors: list[Tensor]) -> None:
-    """Put the mean over all processes in the place of each tensor: one message for all of them."""
-    if count() > 1:
-        _put(tensors, mean(torch.cat([tensor.flatten() for tensor in tensors])))
+    """Replace each tensor (any shape) by its mean over all processes."""
+    _replace_in_one_message(tensors, mean)
 
 
-def copy_first_(tensors: list[Tensor]) -> None:
-    """Put the first process's values in the place of each tensor: one message for all of them."""
-    if count() > 1:
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
+def broadcast_(tensors: list[Tensor]) -> None:
+    """Replace each tensor (any shape) by the first process's."""
+
+    def from_first(flat):
         dist.broadcast(flat, 0)
-        _put(tensors, flat)
+        return flat
+
+    _replace_in_one_message(tensors, from_first)
 
 
-def _put(tensors: list[Tensor], flat: Tensor) -> None:
-    "Cut `flat` (sum of all sizes,) into the shapes of `tensors`, and write it there."
-    for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
-        tensor.copy_(part.view_as(tensor))
+def _replace_in_one_message(tensors: list[Tensor], exchange: Callable) -> None:
+    "Replace `tensors` by `exchange` of them all as one vector: one message is faster than hundreds."
+    if world_size() > 1:
+        flat = exchange(torch.cat([tensor.flatten() for tensor in tensors]))
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
+            tensor.copy_(part.view_as(tensor))
 
 
-def largest(values: list[float]) -> list[float]:
-    """The largest of each value over all processes. What only one of them decides is 0 in the others."""
-    if count() > 1:
-        together = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(together, dist.ReduceOp.MAX)
-        values = together.tolist()
+def maximum(values: list[float]) -> list[float]:
+    """The maximum of each value over all processes. For a decision of one process, the others pass 0."""
+    if world_size() > 1:
+        maxima = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(maxima, dist.ReduceOp.MAX)
+        values = maxima.tolist()
     return values
 
 
-def gathered(mine) -> list:
-    """Every process's object, in order of ranks, in all of them."""
-    if count() == 1:
-        return [mine]
-    everyones = [None] * count()
-    dist.all_gather_object(everyones, mine)
-    return everyones
+def all_gather(own) -> list:
+    """Every process's object, in order of rank; all processes get the list."""
+    if world_size() == 1:
+        return [own]
+    objects = [None] * world_size()
+    dist.all_gather_object(objects, own)
+    return objects
 
 
-def of_first(make: Callable):
-    """What `make()` returns in the first process, in all; if it fails or exits there, the others exit silently."""
-    if count() == 1:
-        return make()
-    outcome = [None, 1]
+def run_on_first(function: Callable):
+    """Run `function()` in the first process and return its result in all.
+
+    If it raises or exits there, the other processes exit silently.
+    """
+    if world_size() == 1:
+        return function()
+    message = [None, 1]  # the result, and the others' exit status
     try:
         if rank() == 0:
-            outcome = [make(), None]
-    except SystemExit as asked:
-        outcome = [None, 1 if asked.code else 0]
+            message = [function(), None]
+    except SystemExit as ended:
+        message[1] = 1 if ended.code else 0
         raise
     finally:
-        dist.broadcast_object_list(outcome)
-    if outcome[1] is not None:
-        sys.exit(outcome[1])
-    return outcome[0]
-
-
-if __name__ == "__main__":
-    start()
-    mine = torch.tensor([float(rank()), 10.0])
-    average_([mine])
-    print(f"{count()} processes; mean of (rank, 10) over them: {mine.tolist()}")
-    print(f"gathered: {gathered(f'from {rank()}')}, the first one's: {of_first(lambda: 'first')!r}")
-    print(f"largest of (rank, 1 in the first): {largest([float(rank()), float(rank() == 0)])}")
-    stop()
+        dist.broadcast_object_list(message)
+    if message[1] is not None:
+        sys.exit(message[1])
+    return message[0]

@@ -1,25 +1,23 @@
-r"""A run's folder, log, progress bar and clock: everything that a run tells, and keeps under runs/<name>/.
+r"""A run's folder, log, progress bar and clock, and its answer to Ctrl-C.
 
-What     `Logger` writes metrics.jsonl and TensorBoard scalars against env steps, shows the bar, knows how
-         much of the run is over, and turns Ctrl-C or SIGTERM into a request to stop
-Why      whatever a result depends on can be found again, and the training loop stays readable
+What     `Logger` writes metrics.jsonl and TensorBoard scalars against env steps, shows the bar, measures which
+         share of the run is over, and turns Ctrl-C or SIGTERM into a request to stop
+Why      everything that a result depends on can be found again, and the training loop stays readable
 Paper    none
-Folder   config.json, versions.json, metrics.jsonl (one row a line), tensorboard/; the trainer adds
-         checkpoint.pt, best.pt, table.txt and curves.png
+Folder   config.json, versions.json, metrics.jsonl (one row a line), tensorboard/ and lock are written here;
+         checkpoint.pt, best.pt, table.txt and curves.png elsewhere
 Copy     this file alone; needs tqdm and tensorboard (with torch)
-Try      python logbook.py
 """
 
 import contextlib
+import fcntl
 import importlib.metadata
 import json
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,150 +25,136 @@ from pathlib import Path
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 
 class Logger:
-    """Opens (or, to resume, continues) the folder of a run.
+    """Opens the folder of a run, or continues it.
 
-    Arguments: `folder`; `config` and `versions`, dictionaries that are saved as JSON; `total_steps` and
-    `total_minutes` (or None), of which the first to be reached ends the run; `resume`: None for a new run,
-    else (bytes of the log, env steps) at the checkpoint, to which the log is cut back so that no row is
-    doubled; `earlier_minutes` that the run took before. Where several processes train together, all but one
-    are `silent`: they keep time and hear signals, and write nothing.
+    `files` are dictionaries that are saved as JSON: {"config": ...} as config.json. The run ends after `total_steps`
+    env steps or `total_minutes` (None: no limit), whichever comes first. To resume, `resume` is (bytes of the log,
+    env steps) at the checkpoint and `earlier_minutes` the time until then: the log is cut back to the checkpoint, so
+    that no row appears twice. With several processes, all but one are `silent`: they keep time and receive signals,
+    but write nothing.
     """
 
     def __init__(
-        self,
-        folder,
-        config,
-        versions,
-        total_steps,
-        total_minutes=None,
-        resume=None,
-        earlier_minutes=0.0,
-        silent=False,
+        self, folder, files, total_steps, total_minutes=None, resume=None, earlier_minutes=0.0, silent=False
     ):
-        self.folder, self.silent = Path(folder), silent
-        self.total_steps, self.total_minutes = total_steps, total_minutes
-        self.earlier_minutes = earlier_minutes
+        self.folder, self.silent, self.unsaved = Path(folder), silent, files
+        self.total_steps, self.total_minutes, self.earlier_minutes = (
+            total_steps,
+            total_minutes,
+            earlier_minutes,
+        )
         if not silent:
-            self._open(config, versions, resume)
-        self.stop_signal = None  # its number, once Ctrl-C or SIGTERM has asked to stop
+            self._open(resume)
         self.started, self.shown_at = time.monotonic(), -float("inf")
-        self.first_progress = None
-        self.last_done = {}
-        asked = [signal.SIGINT, signal.SIGTERM]
-        # A connection that broke off; under nohup it is ignored, and stays so.
-        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-            asked.append(signal.SIGHUP)
-        self.handlers = {s: signal.signal(s, self._on_signal) for s in asked}
+        self.first_progress, self.last_done = None, {}
+        self.stop_signal = None  # its number, once Ctrl-C or SIGTERM has come
+        signals = [signal.SIGINT, signal.SIGTERM]
+        # SIGHUP comes when a connection breaks. nohup ignores it, and so does the run then.
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            signals.append(signal.SIGHUP)
+        self.handlers = {number: signal.signal(number, self._on_signal) for number in signals}
 
-    def _open(self, config, versions, resume) -> None:
-        "Make the folder, cut back the log of a resumed run, and open it."
+    def _open(self, resume) -> None:
+        "Make the folder, cut the log back to the checkpoint, and open it."
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "metrics.jsonl"
         if resume is not None and path.exists():
-            # Of a log that is shorter than it was, whole lines alone.
-            kept, _, _ = path.read_bytes()[: resume[0]].rpartition(b"\n")
-            replace(path, kept + b"\n" if kept else b"")
-        # A resumed run that fails at once leaves the old ones as they were.
-        self.unwritten = {"config": config, "versions": versions}
+            # The log may be shorter than at the checkpoint and end within a line: keep whole lines.
+            whole_lines, newline, _ = path.read_bytes()[: resume[0]].rpartition(b"\n")
+            replace_file(path, whole_lines + newline)
+        # A resumed run saves them at its first checkpoint: one that fails at once leaves the old files unchanged.
         if resume is None:
-            self._describe()
-        # Unbuffered: a row is in the file once it is written, and nothing is left to write where a disk is full.
+            self._save_files()
+        # Unbuffered, so that a row is in the file once it is written, also where the disk is full later.
         self.file = path.open("ab", buffering=0)
-        after = None if resume is None else resume[1] + 1  # TensorBoard forgets what it has from here on
-        self.board = SummaryWriter(self.folder / "tensorboard", purge_step=after)
+        purge = None if resume is None else resume[1] + 1  # TensorBoard forgets everything from this step on
+        self.board = SummaryWriter(self.folder / "tensorboard", purge_step=purge)
         self.bar = tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar:12}| {desc}", dynamic_ncols=True)
 
-    def _describe(self) -> None:
-        "Write what is not written yet of configuration and versions."
-        for name, content in self.unwritten.items():
-            replace(self.folder / f"{name}.json", json.dumps(content, indent=1).encode() + b"\n")
-        self.unwritten = {}
+    def _save_files(self) -> None:
+        for name, content in self.unsaved.items():
+            replace_file(self.folder / f"{name}.json", json.dumps(content, indent=1).encode() + b"\n")
+        self.unsaved = {}
 
     def _on_signal(self, number, frame) -> None:
-        "Stop after the present step; the same signal once more stops at once."
-        # Of one Ctrl-C, torchrun passes a SIGTERM on to processes that have had the SIGINT already.
+        "The first signal asks to stop after the present step; the same signal again stops at once."
+        # On Ctrl-C, torchrun also sends SIGTERM to processes that have received SIGINT: not a second request.
         if self.stop_signal == number:
             raise KeyboardInterrupt
         if not self.stop_signal:
             self.stop_signal = number
             if not self.silent:
-                # Not by print, which may be under way; and the same Ctrl-C may have ended who reads it.
+                # os.write, because a print may be in progress. The same Ctrl-C may have ended the reader of stderr.
                 with contextlib.suppress(OSError):
-                    os.write(2, b"\nstopping: saving a checkpoint first (once more to stop at once)\n")
+                    os.write(2, b"\nstopping: saving a checkpoint first (again to stop at once)\n")
 
     @property
     def minutes(self) -> float:
-        """Minutes of the run, those before a resume included."""
+        """Minutes of the run, including those before it was resumed."""
         return self.earlier_minutes + (time.monotonic() - self.started) / 60
 
     def progress(self, steps: int) -> float:
-        """Share of the run that is over, by steps or by the clock, whichever is further."""
-        by_clock = self.minutes / self.total_minutes if self.total_minutes else 0.0
-        return max(steps / self.total_steps, by_clock)
+        """Share of the run that is over, by steps or by time, whichever is greater."""
+        by_time = self.minutes / self.total_minutes if self.total_minutes else 0.0
+        return max(steps / self.total_steps, by_time)
 
-    def due(self, what: str, every_minutes: float) -> bool:
-        """True once so many minutes have passed since `done(what)`, or since this process began."""
-        return self.minutes - self.last_done.setdefault(what, self.earlier_minutes) >= every_minutes
+    def due(self, job: str, every_minutes: float) -> bool:
+        """Whether `every_minutes` have passed since `done(job)`, or since this process started."""
+        return self.minutes - self.last_done.setdefault(job, self.earlier_minutes) >= every_minutes
 
-    def done(self, what: str) -> None:
-        """`what` is done, and due again an interval from now: however long it took, the rest has its turn."""
-        self.last_done[what] = self.minutes
+    def done(self, job: str) -> None:
+        """`job` is done. Its interval starts at its end: a long job leaves as much time for the rest as a short one."""
+        self.last_done[job] = self.minutes
 
     def show(self, steps: int, text: Callable[[], str]) -> None:
-        """Move the bar, now and then: share done, minutes left, and `text()`, made only when it is shown."""
+        """Update the bar now and then: share done, minutes left, and `text()`, which is called only then."""
         if self.silent:
             return
         now, progress = time.monotonic(), min(1.0, self.progress(steps))
         if self.first_progress is None:
             self.first_progress = progress
-        # A terminal can be drawn on twice a second; a file would keep every line. The end is always shown, once.
-        if now - self.shown_at < (0.5 if sys.stderr.isatty() else 30) and not self.bar.n < progress == 1:
+        # Twice a second on a terminal; seldom in a file, which keeps every line. The end is always shown, once.
+        interval = 0.5 if sys.stderr.isatty() else 30
+        if now - self.shown_at < interval and not self.bar.n < progress == 1:
             return
-        self.shown_at = now
+        self.shown_at, self.bar.n = now, progress
         done, spent = progress - self.first_progress, (now - self.started) / 60
         left = f"{spent * (1 - progress) / done:.1f}" if done > 0 else "?"
-        self.bar.n = progress
-        with contextlib.suppress(OSError):  # who watched the bar has gone; the run goes on
+        with contextlib.suppress(OSError):  # stderr was closed; keep training
             self.bar.set_description_str(f"{left} min left, {text()}")
 
     def say(self, text: str) -> None:
-        """A line of text above the bar."""
-        if self.silent:
-            return
-        with contextlib.suppress(BrokenPipeError):  # who read it has gone: `| tee`, and Ctrl-C
-            tqdm.write(text, file=sys.stdout)
-            sys.stdout.flush()
+        """Print `text` above the bar."""
+        if not self.silent:
+            with contextlib.suppress(BrokenPipeError):  # stdout was closed, as `| tee` is by Ctrl-C
+                tqdm.write(text, file=sys.stdout)
+                sys.stdout.flush()
 
     def write(self, steps: int, updates: int, row: dict[str, float | list[float]]) -> None:
-        """One row to metrics.jsonl and TensorBoard. A list is a histogram, and goes to the file alone."""
+        """Write one row to metrics.jsonl and TensorBoard. A list is a histogram, for the file only."""
         if self.silent:
             return
         row = {"step": steps, "updates": updates, "minutes": round(self.minutes, 3)} | row
         line = json.dumps(row).encode() + b"\n"
-        while line:  # a disk that is nearly full takes a part of it, and then none
+        while line:  # a nearly full disk takes a part of it, and raises OSError at the next
             line = line[self.file.write(line) :]
         for name, value in row.items():
             if not isinstance(value, list):
                 self.board.add_scalar(name, value, steps)
 
     def sync(self) -> int:
-        """Bytes of the log so far, which are on the disk when this returns: for the checkpoint."""
+        """Force the log to the disk; returns its size in bytes, for the checkpoint."""
         if self.silent:
             return 0
-        self._describe()
+        self._save_files()
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
 
     def close(self) -> None:
-        """Close the files and give the signals back."""
-        with contextlib.ExitStack() as closing:  # each of them, even if another fails on a full disk
+        """Close the files and restore the signal handlers."""
+        with contextlib.ExitStack() as closing:  # all of them, even if one fails on a full disk
             for number, handler in self.handlers.items():
                 closing.callback(signal.signal, number, handler)
             if not self.silent:
@@ -180,43 +164,38 @@ class Logger:
                 closing.callback(self._close_board)
 
     def _close_board(self) -> None:
-        "What is left to write for TensorBoard must not hide the error that ended a run: the same full disk."
+        "TensorBoard's last rows may meet the full disk that ended the run: do not hide that error by another."
         try:
             self.board.close()
         except OSError as error:
-            print(f"TensorBoard's file in {self.folder} is not complete: {error}", file=sys.stderr)
+            print(f"TensorBoard's file in {self.folder} is incomplete: {error}", file=sys.stderr)
 
 
-# What a result may depend on; a benchmark's package is missing where it cannot be installed.
-PACKAGES = ("torch", "numpy", "gymnasium", "zstandard")
-PACKAGES += ("popgym", "metaworld", "mujoco", "procgen-mirror", "ale-py", "minigrid")
+def lock_folder(folder: Path):
+    """Lock a run's folder for this process; returns the open file `lock`, to be closed at the end.
 
-
-def hold(folder: Path):
-    """Hold a run's folder for this process: the open file `lock` in it, to be closed at the end.
-
-    ValueError, one line, where another process holds it: two that train one run would destroy it. A process that
-    ends in any way lets go. Without locks (Windows) nothing is held.
+    Raises ValueError where another process has locked it, since two would destroy each other's files. The lock ends
+    with the process, however that ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / "lock").open("a+")
-    if fcntl is not None:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            file.seek(0)
-            raise ValueError(
-                f"runs/{folder.name} is being trained by another process (number {file.read().strip() or 'unknown'}): "
-                "wait for its end, or end it, or choose another --name"
-            ) from error
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.seek(0)
+        owner = file.read().strip() or "unknown"
+        raise ValueError(
+            f"runs/{folder.name} is being trained by another process (number {owner}): wait until it ends, end it, "
+            "or choose another --name"
+        ) from error
     file.truncate(0)
     file.write(str(os.getpid()))
     file.flush()
     return file
 
 
-def replace(path: Path, content: bytes) -> None:
-    """Put `content` in the place of a file's at once: a crash leaves the old or the new, never a part."""
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file's content in one step: after a crash it is the old or the new, never a part."""
     temporary = path.with_name(path.name + ".tmp")
     with temporary.open("wb") as file:
         file.write(content)
@@ -225,26 +204,28 @@ def replace(path: Path, content: bytes) -> None:
     temporary.replace(path)
 
 
+# Packages that a result may depend on; a benchmark's package may not be installed.
+PACKAGES = ("torch", "numpy", "gymnasium", "zstandard")
+PACKAGES += ("popgym", "metaworld", "mujoco", "procgen-mirror", "ale-py", "minigrid")
+
+
 def describe_versions(root, packages=PACKAGES) -> dict[str, str]:
-    """What else a result depends on: versions of `packages`, Python, machine, and the git commit of `root`."""
-    found = {}
+    """Versions of `packages` and Python, the machine, and the git commit of `root`."""
+    found, commit = {}, ""
     for name in packages:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             found[name] = "not installed"
     git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
-    there = shutil.which("git") is not None
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() if there else ""
-    return found | {
-        "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-        "commit": commit or "unknown",
-    }
+    with contextlib.suppress(OSError):  # git is not installed
+        commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return found | {"python": platform.python_version(), "machine": machine, "commit": commit or "unknown"}
 
 
 def available_memory() -> int:
-    """Bytes of memory that can still be taken, as the system (and a container's limit) tell."""
+    """Bytes of memory that are free, within a container's limit if there is one."""
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
     limit, used = group / "memory.max", group / "memory.current"
@@ -254,20 +235,3 @@ def available_memory() -> int:
     if limit.exists() and limit.read_text().strip().isdigit():
         free = min(free, int(limit.read_text()) - (int(used.read_text()) if used.exists() else 0))
     return free
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        log = Logger(folder, {"seed": 0}, describe_versions(".", ["torch"]), total_steps=300)
-        size = 0
-        for step in (100, 200, 300):
-            log.show(step, lambda step=step: f"{step} steps")
-            log.write(step, step // 10, {"loss": 1 / step})
-            size = log.sync() if step == 200 else size
-        log.close()
-        print((Path(folder) / "metrics.jsonl").read_text(), end="")
-        print("resumed from a checkpoint of step 200, the log is cut back to it:")
-        log = Logger(folder, {"seed": 0}, {}, total_steps=300, resume=(size, 200))
-        log.close()
-        print((Path(folder) / "metrics.jsonl").read_text(), end="")
-    print(f"memory still free: {available_memory() / 1e9:.1f} GB")

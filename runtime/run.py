@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import errno
 import os
-import sys
 import time
 from collections import defaultdict, deque
 from pathlib import Path
@@ -26,10 +25,10 @@ from torch import Tensor
 
 from config import Config
 from evaluate import evaluate, table_of
-from runtime import checkpoint, distributed, resuming
+from runtime import checkpoint, distributed
 from runtime.episode_buffer import parts
 from runtime.frame_store import FramesFull
-from runtime.logger import Logger, describe_versions, hold
+from runtime.logger import Logger, describe_versions, lock_folder
 from suites import task_family
 from suites.scores import format_table, mean_scores, mean_told
 
@@ -75,14 +74,14 @@ class Run:
         sequence = np.random.SeedSequence([config.seed, distributed.rank()])
         self.rng, self.seeds = np.random.default_rng(sequence), Seeds(*sequence.generate_state(3).tolist())
         self.device = torch.device(config.device)
-        if self.device.type == "cuda" and distributed.count() > 1:
+        if self.device.type == "cuda" and distributed.world_size() > 1:
             self.device = torch.device("cuda", torch.cuda.current_device())  # one for each process
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
         rank = distributed.rank()
         self.frames_folder = self.folder / (f"frames-{rank}" if rank else "frames")
         self.steps = self.updates = self.rollouts = self.lost = self.saves = 0
-        self.updates_owed, self.best = 0.0, -float("inf")
+        self.updates_owed, self.best, self.interrupted = 0.0, -float("inf"), 0
         # Skipped updates in a row up to the last row of the log, and the tensors that were not finite in the first.
         self.skipped, self.first_bad = 0, ""
         self.recent, self.returns = [], defaultdict(list)  # since the last row of the log
@@ -106,16 +105,16 @@ class Run:
         if distributed.rank():
             torch.manual_seed(self.seeds.replay)
         else:
-            self.closing.enter_context(hold(self.folder))
-        saved, resumed = resuming.restore(self) if config.resume else (None, {})
+            self.closing.enter_context(lock_folder(self.folder))
+        saved, resumed = checkpoint.restore_run(self) if config.resume else (None, {})
         if config.init and not config.resume:
             load_weights(self.agent, config)
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
-        used = {"processes": distributed.count(), "gpu": gpu, "threads": torch.get_num_threads()}
-        settings = dataclasses.asdict(config) | {"resume": False}
+        used = {"processes": distributed.world_size(), "gpu": gpu, "threads": torch.get_num_threads()}
         versions = describe_versions(Path(__file__).resolve().parent.parent) | used
+        files = {"config": dataclasses.asdict(config) | {"resume": False}, "versions": versions}
         limits = config.steps, config.minutes
-        self.log = Logger(self.folder, settings, versions, *limits, **resumed, silent=distributed.rank() > 0)
+        self.log = Logger(self.folder, files, *limits, **resumed, silent=distributed.rank() > 0)
         self.closing.callback(self.log.close)
         return saved
 
@@ -127,7 +126,7 @@ class Run:
             for e in range(self.config.num_envs):
                 self.begin(e, obs_E)
         else:
-            resuming.go_on(self, saved)
+            checkpoint.continue_run(self, saved)
         self.logged = (time.monotonic(), self.steps, self.updates)
         self.log.say(f"runs/{self.config.name}: to watch it,  tensorboard --logdir runs")
 
@@ -139,10 +138,14 @@ class Run:
     def finish(self) -> list[dict] | None:
         """Save; at the end of the run also evaluate, print the table and draw the curves. Returns the rows."""
         self.save()
-        self.exit_if_stopped(f"Continue with:  {self.resume_command()}")
+        if self.signal():
+            self.log.say(f"saved at env step {self.steps:,}. Continue with:  {self.resume_command()}")
+            return None
         self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
         rows = self.evaluate(self.config.final_episodes)
-        self.exit_if_stopped("The last evaluation was left out")
+        if self.signal():
+            self.log.say(f"saved at env step {self.steps:,}, without the last evaluation")
+            return None
         self.save()  # once more: the log has grown
         if rows is None:
             return None
@@ -154,30 +157,17 @@ class Run:
         self.log.say(f"curves: {plot_run(self.folder)}")
         return rows
 
-    def exit_if_stopped(self, text: str) -> None:
-        """Exit with the shell's code for a signal, if any process has received one."""
-        stopped = self.signal()
-        if stopped:
-            self.log.say(f"saved at env step {self.steps:,}. {text}")
-            sys.exit(128 + stopped)
-
     def resume_command(self) -> str:
         """The command that resumes this run."""
-        several = f"torchrun --nproc_per_node {distributed.on_this_machine()} train.py"
-        return (
-            f"{'python train.py' if distributed.count() == 1 else several} --name {self.config.name} --resume"
-        )
+        several = f"torchrun --nproc_per_node {distributed.local_world_size()} train.py"
+        return f"{'python train.py' if distributed.world_size() == 1 else several} --name {self.config.name} --resume"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
         """Close every part, even if another one fails; explain an error of disk or memory."""
-        try:
-            self.closing.close()
-        finally:
-            if not isinstance(error, Exception):  # a run that failed leaves torchrun to end the others
-                distributed.stop()
+        self.closing.close()
         line = explained(error, self) if isinstance(error, OSError | MemoryError | RuntimeError) else None
         if line is not None:
             raise line from error
@@ -186,10 +176,11 @@ class Run:
 
     def signal(self) -> int:
         """The number of the signal that asks this run to stop, in any process; 0 if there is none."""
-        (number,) = distributed.largest([self.log.stop_signal or 0])
+        (number,) = distributed.maximum([self.log.stop_signal or 0])
         # A signal that came meanwhile stays, for the next time that all are asked.
         self.log.stop_signal = self.log.stop_signal or int(number) or None
-        return int(number)
+        self.interrupted = int(number)
+        return self.interrupted
 
     def epsilon(self) -> np.ndarray:
         """Exploration (E,) in each environment: a rollout takes its own random fraction of the schedule.
@@ -197,7 +188,7 @@ class Run:
         Source: authors' scripts.
         """
         c, buffer = self.config, self.buffer
-        done = min(1.0, self.steps / (c.num_envs * distributed.count()) / c.epsilon_steps)
+        done = min(1.0, self.steps / (c.num_envs * distributed.world_size()) / c.epsilon_steps)
         level = c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)
         if c.epsilon_late_start is not None:  # it also moves from a rollout's start to its end
             late = c.epsilon_late_start + done * (c.epsilon_late_end - c.epsilon_late_start)
@@ -211,20 +202,20 @@ class Run:
 
     def is_over(self) -> bool:
         """Whether the run has reached its last step or minute, or was asked to stop."""
-        if distributed.count() > 1 and os.getppid() != self.parent:
+        if distributed.world_size() > 1 and os.getppid() != self.parent:
             raise ValueError("torchrun has ended: this process ends, too, so that the run can be resumed")
         self.log.show(self.steps, self.standing)
-        (over,) = distributed.largest([self.log.progress(self.steps) >= 1 and not distributed.rank()])
+        (over,) = distributed.maximum([self.log.progress(self.steps) >= 1 and not distributed.rank()])
         return bool(over or self.signal())
 
     def is_due(self, work: str, every_minutes: float) -> bool:
         """Whether `work` is due: the first process's clock decides for all."""
-        (due,) = distributed.largest([not distributed.rank() and self.log.due(work, every_minutes)])
+        (due,) = distributed.maximum([not distributed.rank() and self.log.due(work, every_minutes)])
         return bool(due)
 
     def can_learn(self) -> bool:
         """Whether every process's replay holds a batch of segments."""
-        (waiting,) = distributed.largest([len(self.replay) < self.config.batch_size])
+        (waiting,) = distributed.maximum([len(self.replay) < self.config.batch_size])
         return not waiting
 
     # ------------------------------------------------------------------------------ counting, logging
@@ -234,9 +225,9 @@ class Run:
         self.recent.append(metrics)
         self.updates += 1
         self.updates_owed -= 1
-        if distributed.count() > 1:
+        if distributed.world_size() > 1:
             # The power iterations of sigma-reparam count passes, which may be more in one process than in another.
-            distributed.copy_first_([b for b in self.agent.buffers() if b.dtype == torch.float32])
+            distributed.broadcast_([b for b in self.agent.buffers() if b.dtype == torch.float32])
         if self.updates % self.config.log_every == 0:
             self.log_training()
 
@@ -345,7 +336,7 @@ class Run:
 
     def save(self) -> None:
         """Write a checkpoint of everything."""
-        resuming.save(self)
+        checkpoint.save_run(self)
         self.log.done("save")
 
 
@@ -392,6 +383,6 @@ def not_finite(agent: torch.nn.Module, metrics: dict[str, Tensor]) -> str:
 def load_weights(agent: torch.nn.Module, config: Config) -> None:
     """Load the weights of another run's checkpoint, --init. CheckpointError, one line, if they do not fit."""
     state = checkpoint.load(config.init, keys=("config", "agent"))
-    shapes = [f for f in resuming.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
+    shapes = [f for f in checkpoint.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
     checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
     checkpoint.fill(agent, state["agent"])

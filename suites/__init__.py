@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from envs import MultiTaskEnv, nearest
+from envs import MultiTaskEnv, Rules, nearest
 from suites.atari import atari_tasks
-from suites.babyai import BABYAI_VOCABULARY, babyai_sets
+from suites.babyai import BABYAI_VOCABULARY, babyai_sets, babyai_tasks
 from suites.gym import gym_tasks
-from suites.metaworld import metaworld_sets
+from suites.metaworld import metaworld_sets, metaworld_tasks
 from suites.popgym import SCALES, popgym_tasks, scales_tasks
 from suites.procgen import PROCGEN_EASY, PROCGEN_MEMORY_HARD, PROCGEN_RESCALED, procgen_tasks
 
@@ -26,18 +26,14 @@ warnings.filterwarnings("ignore", "'suites", RuntimeWarning, "runpy")
 
 
 class Benchmark(NamedTuple):
-    """A benchmark: its tasks, and how a rollout of `MultiTaskEnv` plays them.
+    """A benchmark: its tasks, and the rules by which `MultiTaskEnv` plays them.
 
     The functions import the benchmark's package when they are called, so nobody needs the packages of the others.
     """
 
     tasks: Callable  # (split) -> {name: constructor}, all that are played unless some are asked for
-    attempts: int = 1  # plays in a rollout
-    reward_factors: dict[str, float] | None = None  # of tasks whose rewards are rescaled
-    same_variant: bool = False  # the same level, goal or layout in all attempts of a rollout
-    mark_attempts: bool = False  # a black box in the corner of all attempts but the first
-    max_steps: int | None = None  # of a rollout
-    free_attempts: int | None = None  # that do not count; None: all but the last
+    package: str  # to install, in the words of an error
+    rules: Rules = Rules()
     spread: bool = (
         False  # each of several environments plays its own tasks, so that all are played equally often
     )
@@ -48,36 +44,26 @@ class Benchmark(NamedTuple):
     vocabulary: int | None = None  # number of different tokens, where instructions are seen
 
 
-ALIKE = {
-    "free_attempts": 0,
-    "same_variant": True,
-}  # all attempts count, and have the same level, goal or layout
+# All attempts count, and have the same level, goal or layout.
+TWICE = Rules(attempts=2, free_attempts=0, same_variant=True)
 # Appendix B: a level is played twice and both attempts count; H = 2500 steps in both together.
-PROCGEN = Benchmark(
-    functools.partial(procgen_tasks, PROCGEN_EASY), attempts=2, mark_attempts=True, max_steps=2500, **ALIKE
-)
+PROCGEN = TWICE._replace(mark_attempts=True, max_steps=2500)
+EASY = Benchmark(functools.partial(procgen_tasks, PROCGEN_EASY), "procgen (Linux on x86_64 only)", PROCGEN)
+HARD = functools.partial(procgen_tasks, PROCGEN_MEMORY_HARD)
 
 BENCHMARKS = {
     # POPGym has no splits: every attempt is a new variant, and evaluation draws others by its own seed.
-    "popgym": Benchmark(lambda split: popgym_tasks(), attempts=2),
-    "scales": Benchmark(lambda split: scales_tasks(), reward_factors=SCALES),
+    "popgym": Benchmark(lambda split: popgym_tasks(), "popgym", Rules(attempts=2)),
+    "scales": Benchmark(lambda split: scales_tasks(), "popgym", Rules(reward_factors=SCALES)),
     "metaworld": Benchmark(
-        lambda split: metaworld_sets(split)["ML45"], attempts=3, slow=True, sets=metaworld_sets, **ALIKE
+        metaworld_tasks, "metaworld", TWICE._replace(attempts=3), slow=True, sets=metaworld_sets
     ),
-    "babyai": Benchmark(
-        lambda split: babyai_sets(split)["BabyAI"],
-        attempts=2,
-        sets=babyai_sets,
-        vocabulary=BABYAI_VOCABULARY,
-        **ALIKE,
-    ),
-    "procgen-easy": PROCGEN,
-    "procgen-easy-rescaled": PROCGEN._replace(reward_factors=PROCGEN_RESCALED),
-    "procgen-memory-hard": PROCGEN._replace(
-        tasks=functools.partial(procgen_tasks, PROCGEN_MEMORY_HARD), max_steps=5000
-    ),
-    # One attempt; v5's limit of 108,000 frames in steps of 4.
-    "atari": Benchmark(atari_tasks, max_steps=27_000, spread=True),
+    "babyai": Benchmark(babyai_tasks, "minigrid", TWICE, sets=babyai_sets, vocabulary=BABYAI_VOCABULARY),
+    "procgen-easy": EASY,
+    "procgen-easy-rescaled": EASY._replace(rules=PROCGEN._replace(reward_factors=PROCGEN_RESCALED)),
+    "procgen-memory-hard": EASY._replace(tasks=HARD, rules=PROCGEN._replace(max_steps=5000)),
+    # v5's limit of 108,000 frames, in steps of 4.
+    "atari": Benchmark(atari_tasks, "ale-py", Rules(max_steps=27_000), spread=True),
 }
 
 
@@ -88,10 +74,13 @@ def all_tasks(env: str, split: str = "train") -> dict[str, Callable]:
     if env.startswith("gym:"):
         return gym_tasks(env.removeprefix("gym:"))
     if env not in BENCHMARKS:
-        raise ValueError(
-            f"unknown --env '{env}'. Did you mean {nearest(env, list(BENCHMARKS))}, or gym:{env}?"
-        )
-    return BENCHMARKS[env].tasks(split)
+        near = nearest(env, list(BENCHMARKS))
+        raise ValueError(f"unknown --env '{env}'. Did you mean {near}, or gym:{env}?")
+    try:
+        return BENCHMARKS[env].tasks(split)
+    except ImportError as error:
+        needed = f"--env {env} needs the package {BENCHMARKS[env].package}"
+        raise ValueError(f"{needed}: pip install -r requirements.txt") from error
 
 
 def split_names(names: str | Sequence[str]) -> list[str]:
@@ -114,10 +103,8 @@ def choose_tasks(env: str, tasks: str | Sequence[str] | None, split: str = "trai
     chosen = {}
     for name in split_names(tasks):
         if name not in sets:
-            raise ValueError(
-                f"unknown task '{name}' for --env {env}. Did you mean {nearest(name, list(sets))}?  "
-                f"(python envs.py --list {env})"
-            )
+            near = f"Did you mean {nearest(name, list(sets))}?  (python envs.py --list {env})"
+            raise ValueError(f"unknown task '{name}' for --env {env}. {near}")
         chosen |= sets[name]
     if not chosen:
         raise ValueError(f"--tasks names no task  (python envs.py --list {env})")
@@ -156,21 +143,16 @@ def make_env(
     ValueError, one line, for anything that cannot be built.
     """
     chosen = choose_tasks(env, tasks, split)
-    benchmark = BENCHMARKS.get(env, Benchmark(gym_tasks))
-    # Of 24 environments and ten games, 20 to 23 play games 0 to 3 again; of four, the first plays 0, 4 and 8.
-    spread = range(lane[0] % len(chosen), len(chosen), lane[1])
-    return MultiTaskEnv(
-        chosen,
-        benchmark.attempts if attempts is None else attempts,
-        store_executed,
-        free_attempts=benchmark.free_attempts,
-        max_steps=min((n for n in (benchmark.max_steps, max_steps) if n is not None), default=None),
-        reward_factors=benchmark.reward_factors,
-        same_variant=benchmark.same_variant,
-        mark_attempts=benchmark.mark_attempts,
-        clip_rewards=clip_rewards,
-        drawn=spread if benchmark.spread else None,
-    )
+    benchmark = BENCHMARKS.get(env, Benchmark(gym_tasks, "gymnasium"))
+    rules = benchmark.rules._replace(store_executed=store_executed, clip_rewards=clip_rewards)
+    if attempts is not None:
+        rules = rules._replace(attempts=attempts)
+    if max_steps is not None:
+        rules = rules._replace(max_steps=min(max_steps, rules.max_steps or max_steps))
+    if benchmark.spread:
+        # Of 24 environments and ten games, 20 to 23 play games 0 to 3 again; of four, the first plays 0, 4 and 8.
+        rules = rules._replace(drawn=range(lane[0] % len(chosen), len(chosen), lane[1]))
+    return MultiTaskEnv(chosen, rules)
 
 
 def env_arguments(config) -> dict:

@@ -2,7 +2,9 @@
 
 import argparse
 
-from envs import Actions, MultiTaskEnv, attempt_limit, feature_count, is_image
+from gymnasium import spaces
+
+from envs import Actions, MultiTaskEnv, attempt_limit, is_image
 from suites import BENCHMARKS, all_tasks
 
 
@@ -14,7 +16,7 @@ def print_list(env: str) -> None:
         inner = make()
         actions, limit = Actions(inner.action_space), attempt_limit(inner)
         space = inner.observation_space
-        size = "x".join(map(str, space.shape)) if is_image(space) else feature_count(space)
+        size = "x".join(map(str, space.shape)) if is_image(space) else spaces.flatdim(space)
         print(f"{name:<32}{size:>12}{actions.size:>9}{limit or '-':>17}")
         inner.close()
     whole = MultiTaskEnv(tasks)

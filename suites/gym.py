@@ -7,14 +7,12 @@ Bounds   none
 Try      python -m suites.gym
 """
 
-import difflib
 import functools
 from collections.abc import Callable
 
 import gymnasium
-from gymnasium import spaces
 
-from envs import Actions, MultiTaskEnv, feature_count, first_line
+from envs import Actions, MultiTaskEnv, first_line, flattener
 
 
 def gym_tasks(ids: str) -> dict[str, Callable]:
@@ -23,22 +21,13 @@ def gym_tasks(ids: str) -> dict[str, Callable]:
     for name in filter(None, map(str.strip, ids.split(","))):
         try:
             env = gymnasium.make(name)
-        except (gymnasium.error.Error, ImportError) as error:
-            near = difflib.get_close_matches(name, gymnasium.registry, n=3)
-            if name not in gymnasium.registry and near:
-                raise ValueError(f"unknown Gymnasium id '{name}'. Did you mean {', '.join(near)}?") from error
-            raise ValueError(f"cannot make Gymnasium id '{name}': {first_line(error)}") from error
-        space = env.observation_space
-        if isinstance(space, spaces.Box) and len(space.shape) >= 2:
-            raise ValueError(
-                f"{name} has image observations {space.shape}; --env gym: takes vectors. "
-                "Wrap it in an environment of your own that turns them into a vector"
-            )
-        try:
-            feature_count(space)
-            Actions(env.action_space)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from error
+            flattener(env.observation_space), Actions(env.action_space)
+        except (gymnasium.error.Error, ImportError, ValueError) as error:
+            raise ValueError(f"cannot make Gymnasium id '{name}' a task: {first_line(error)}") from error
+        shape = env.observation_space.shape or ()
+        if len(shape) > 1:
+            hint = "Wrap it in an environment of your own that turns them into a vector"
+            raise ValueError(f"{name} has image observations {shape}; --env gym: takes vectors. {hint}")
         env.close()
         tasks[name] = functools.partial(gymnasium.make, name)
     if not tasks:

@@ -35,6 +35,8 @@ class MetaWorldTask(gymnasium.Env):
         self.name, self.split, self._simulator = name, split, None
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
+        import metaworld
+
         super().reset(seed=seed)
         goals = metaworld_goals(self.name)[self.split]
         if self._simulator is None:
@@ -42,7 +44,7 @@ class MetaWorldTask(gymnasium.Env):
         goal = goals[self.np_random.integers(len(goals))]
         # The simulator's own reset ignores seeds; `set_task` is the benchmark's way to choose a goal.
         data = {"env_cls": type(self._simulator), "rand_vec": goal, "partially_observable": True}
-        self._simulator.set_task(metaworld_package().Task(self.name, pickle.dumps(data)))
+        self._simulator.set_task(metaworld.Task(self.name, pickle.dumps(data)))
         return self._simulator.reset()[0].astype(np.float32), {}
 
     def step(self, action):
@@ -78,9 +80,11 @@ def take_simulator(name: str) -> gymnasium.Env:
     for i in reversed(range(len(IDLE_SIMULATORS))):
         if IDLE_SIMULATORS[i][0] == name:
             return IDLE_SIMULATORS.pop(i)[1]
+    import metaworld
+
     # Drawing, and with it the display, is set up only when `render` is called.
     drawing = {"render_mode": "rgb_array", "camera_name": "corner2", "width": 240, "height": 240}
-    return metaworld_package().ALL_V3_ENVIRONMENTS[name](**drawing)
+    return metaworld.ALL_V3_ENVIRONMENTS[name](**drawing)
 
 
 def leave_simulator(name: str, simulator: gymnasium.Env) -> None:
@@ -114,29 +118,22 @@ def metaworld_goals(name: str) -> dict[str, np.ndarray]:
     return goals
 
 
-def metaworld_package():
-    "The package metaworld, or a ValueError that says how to install it."
-    try:
-        import metaworld
-    except ImportError as error:
-        raise ValueError(
-            "--env metaworld needs the metaworld package: pip install -r requirements.txt"
-        ) from error
-    return metaworld
-
-
 def metaworld_sets(split: str) -> dict[str, dict[str, Callable]]:
     """The 50 tasks and the sets ML10, ML25 and ML45, by name: {name: {task: constructor}}.
 
     The test split of a set holds its held-out tasks, and its training tasks with goals that training never uses.
     """
-    names, sets = (
-        metaworld_package().env_dict,
-        {name: [name] for name in metaworld_package().ALL_V3_ENVIRONMENTS},
-    )
+    import metaworld
+
+    names, sets = metaworld.env_dict, {name: [name] for name in metaworld.ALL_V3_ENVIRONMENTS}
     for ml, parts in (("ML10", names.ML10_V3), ("ML25", names.ML25_V3), ("ML45", names.ML45_V3)):
         sets[ml] = [*parts["train"], *(parts["test"] if split == "test" else ())]
     return {ml: {n: functools.partial(MetaWorldTask, n, split) for n in tasks} for ml, tasks in sets.items()}
+
+
+def metaworld_tasks(split: str) -> dict[str, Callable]:
+    """The tasks of ML45: 45 to train on, and 5 more in the test split."""
+    return metaworld_sets(split)["ML45"]
 
 
 if __name__ == "__main__":

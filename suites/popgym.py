@@ -12,9 +12,10 @@ Try      python -m suites.popgym
 import functools
 from collections.abc import Callable
 
+import gymnasium
 from gymnasium import spaces
 
-from envs import Actions, MultiTaskEnv, feature_count
+from envs import Actions, MultiTaskEnv
 
 # The paper's experiment with rescaled Procgen rewards (Figures 6 and 7), on four tasks that a CPU learns within
 # minutes. As there, the easiest is worth 100 times more, and one of those that last longest a tenth.
@@ -26,23 +27,29 @@ SCALES = {
 }
 
 
+def popgym_task(make: Callable) -> gymnasium.Env:
+    "An environment of a POPGym class, with a limit on its steps as `max_episode_length`."
+    env = make()
+    # Card games have no such number: each step but the first deals one card of the deck.
+    if hasattr(env, "deck") and not hasattr(env, "max_episode_length"):
+        env.max_episode_length = int(env.deck.num_cards) - 1
+    return env
+
+
 @functools.cache
 def popgym_tasks() -> dict[str, Callable]:
-    """The 27 POPGym tasks of appendix B: discrete actions, actions and observations below 30 wide.
+    """The 27 tasks of appendix B: discrete actions, actions and observations below 30 wide. ValueError for others.
 
-    Built from the classes, because `gymnasium.make` and `Flatten` do not work together there. Raises ValueError
-    if the package is missing or if it holds other tasks than the 27.
+    Built from the classes, because `gymnasium.make` and `Flatten` do not work together there.
     """
-    try:
-        import popgym.envs
-    except ImportError as error:
-        raise ValueError("--env popgym needs the popgym package: pip install -r requirements.txt") from error
+    import popgym.envs
+
     tasks = {}
     for make in popgym.envs.ALL:
         env = make()
         discrete = not isinstance(env.action_space, spaces.Box)
-        if discrete and Actions(env.action_space).size < 30 and feature_count(env.observation_space) < 30:
-            tasks[make.__name__] = make
+        if discrete and Actions(env.action_space).size < 30 and spaces.flatdim(env.observation_space) < 30:
+            tasks[make.__name__] = functools.partial(popgym_task, make)
     if len(tasks) != 27:
         raise ValueError(f"{len(tasks)} POPGym tasks, not the paper's 27: pip install -r requirements.txt")
     return tasks
@@ -54,18 +61,16 @@ def scales_tasks() -> dict[str, Callable]:
 
 
 if __name__ == "__main__":
-    # A rollout of two attempts with right answers, printed around the attempt boundary.
     env = MultiTaskEnv({"RepeatFirstEasy": popgym_tasks()["RepeatFirstEasy"]}, attempts=2)
-    obs, info = env.reset(seed=0)
-    print(f"{info['task']}: repeat the first suit that was shown; 51 steps an attempt, +-1/51 each")
-    done, t, answer = False, 0, 0
+    print(
+        "repeat the first suit that was shown: 51 steps an attempt, +-1/51 each; around the attempt boundary:"
+    )
+    obs, done, t = env.reset(seed=0)[0], False, 0
     while not done:
-        parts = {name: obs[s].astype(float).round(3).tolist() for name, s in env.layout.items()}
-        if parts["attempt_start"] == [1]:
-            answer = parts["observation"].index(1)
+        seen = {name: obs[s].astype(float).round(3).tolist() for name, s in env.layout.items()}
+        if seen["attempt_start"] == [1]:
+            answer = seen["observation"].index(1)
         if t < 2 or 49 < t < 54:
-            print(f"t={t}", " ".join(f"{k} {v if len(v) > 1 else v[0]}" for k, v in parts.items()))
-        obs, _, done, _, info = env.step(answer)
-        t += 1
-    real = [round(float(r), 3) for r in info["attempt_returns"]]
-    print(f"rollout of {info['length']} steps: real returns {real}, counted {info['return']:.3f}")
+            print(f"t={t}", " ".join(f"{name} {v if len(v) > 1 else v[0]}" for name, v in seen.items()))
+        (obs, _, done, _, info), t = env.step(answer), t + 1
+    print(f"{t} steps: real returns {info['attempt_returns'].round(3)}, counted {info['return']:.3f}")

@@ -98,15 +98,9 @@ def check_procgen(game: str, mode: str, level: int) -> None:
 
 
 def procgen_package():
-    "The package procgen, without its messages and its memory leak. ValueError if it is missing."
-    try:
-        with contextlib.redirect_stderr(io.StringIO()):  # it imports the old gym, which prints an advert
-            import procgen
-    except ImportError as error:
-        raise ValueError(
-            "the Procgen benchmarks need the procgen package: pip install -r requirements.txt  "
-            "(Linux on x86_64 only; other benchmarks work without it)"
-        ) from error
+    "The package procgen, without its messages and its memory leak."
+    with contextlib.redirect_stderr(io.StringIO()):  # it imports the old gym, which prints an advert
+        import procgen
     import gym3.libenv
 
     # gym3 opens its library anew for each environment, and cffi keeps every handle: 11 kB a level, which adds up
@@ -118,7 +112,7 @@ def procgen_package():
 
 
 def procgen_tasks(modes: dict[str, str], split: str = "train") -> dict[str, Callable]:
-    """The games of `modes`, {game: mode}, on the levels of a split. ValueError if the package is missing."""
+    """The games of `modes`, {game: mode}, on the levels of a split."""
     procgen_package()
     return {g: functools.partial(ProcgenGame, g, mode, PROCGEN_LEVELS[split]) for g, mode in modes.items()}
 

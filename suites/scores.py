@@ -1,6 +1,6 @@
-r"""What a return is worth: the score between a random policy and the best known return, as a table.
+r"""Scores: returns on a scale from a random policy (0) to the best known return (1), as a table.
 
-What     score = (return - random) / (best - random), task by task, and the table that a run ends with
+What     score = (return - random) / (best - random), task by task, and the table at the end of a run
 Why      raw returns of different tasks cannot be averaged: a random cart-pole earns .1, a random card -.9
 Paper    AMAGO-2 section 4 normalises between a random policy and single-task experts. DEVIATION: ours takes
          scripted oracles that see the hidden state (results/popgym_bounds.py), an upper bound; scores here
@@ -8,9 +8,9 @@ Paper    AMAGO-2 section 4 normalises between a random policy and single-task ex
 Shapes   R rollouts, A attempts of each; a row of the table is a dictionary
 Use      rows = score_rows({"task": [0.2, 0.3]}, {"task": (-0.5, 1.0)})      # returns; random and best
          print(format_table(rows))
-Copy     this file alone, and for `load_bounds` a CSV, results/NAME_bounds.csv beside it, with the columns
+Copy     this file alone, and for `load_bounds` a CSV, results/NAME_bounds.csv, with the columns
          task, random_mean, best_mean; needs numpy
-Try      python scores.py
+Try      python -m suites.scores
 """
 
 import csv
@@ -24,7 +24,7 @@ RESCALED = {"scales": "popgym", "procgen-easy-rescaled": "procgen-easy"}
 
 def load_bounds(env: str) -> dict[str, tuple[float, float]]:
     """Measured (random, best) return of each task of a benchmark; {} where none were measured."""
-    # Rescaled tasks are those of another benchmark, and their returns are reported in the tasks' own scale.
+    # Rescaled tasks are another benchmark's tasks, and returns are reported in the tasks' own scale.
     path = RESULTS / f"{RESCALED.get(env, env)}_bounds.csv"
     if not path.exists():
         return {}
@@ -35,9 +35,9 @@ def load_bounds(env: str) -> dict[str, tuple[float, float]]:
 def score_rows(
     returns: dict[str, list[float]], bounds: dict[str, tuple[float, float]], counted: int = 1
 ) -> list[dict]:
-    """A row a task from its returns: mean, standard error, bounds, score. None where no bounds are known.
+    """One row for each task: mean return, standard error, bounds, score. None where no bounds are known.
 
-    `counted` attempts make up a return; bounds and score are those of one attempt.
+    A return is the sum of `counted` attempts; bounds and score are those of one attempt.
     """
     rows = []
     for task, values in returns.items():
@@ -54,10 +54,10 @@ def score_rows(
 
 
 def add_attempts(rows: list[dict], rollouts: dict[str, list[dict]], free_attempts: int) -> list[dict]:
-    """The same rows with a column for each attempt: its real return, and its success where the task tells.
+    """The same rows with columns for each attempt: its real return, and its success where the task reports one.
 
-    `rollouts` {task: [info of the last step]} as the environment reports them, "attempt_returns" and, if there
-    is such a thing, "attempt_success". One attempt alone gets no return of its own.
+    `rollouts` {task: [info of the last step]} as the environment reports them, with "attempt_returns" and, if the
+    task reports it, "attempt_success". A single attempt gets no column of its own for its return.
     """
     for row in rows:
         infos = rollouts[row["task"]]
@@ -67,9 +67,9 @@ def add_attempts(rows: list[dict], rollouts: dict[str, list[dict]], free_attempt
         if all("attempt_success" in info for info in infos):
             success_RA = np.array([info["attempt_success"] for info in infos])
             row |= {f"success {a + 1}": float(mean) for a, mean in enumerate(success_RA.mean(0))}
-            # Solved: success at two of three attempts, or more: our reading of Figure 4's rate, a rollout at a time.
+            # Solved: success in at least two of three attempts, our reading of the rate in Figure 4.
             row["solved"] = float((success_RA[:, free_attempts:].mean(1) >= 2 / 3 - 1e-6).mean())
-    # All rows have all columns: None where a task does not tell.
+    # All rows get all columns, with None where a task reports nothing.
     columns = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name) for name in columns} for row in rows]
 
@@ -81,25 +81,19 @@ def mean_scores(rows: list[dict]) -> tuple[float, float | None]:
 
 
 def mean_told(rows: list[dict], column: str) -> float | None:
-    """Mean of a column over those tasks that tell it; None if none does."""
+    """Mean of a column over the tasks that have it; None if none has."""
     told = [row[column] for row in rows if row[column] is not None]
     return float(np.mean(told)) if told else None
 
 
-FIXED = (
-    "return",
-    "standard_error",
-    "random",
-    "best",
-    "score",
-)  # columns of which a mean is made otherwise, or not
+# The table averages these columns in its own way, or not at all.
+FIXED = ("return", "standard_error", "random", "best", "score")
 
 
 def format_table(rows: list[dict], groups: dict[str, list[str]] | None = None) -> str:
-    """The rows of `score_rows` as text, with the means over tasks below, and over each group {label: tasks}."""
+    """The rows of `score_rows` as text; below them the means over each group {label: tasks} and over all tasks."""
     columns = [name for name in rows[0] if name not in ("task", "episodes")]
     width = max(32, *(len(row["task"]) + 1 for row in rows))
-    short = {"standard_error": "+-"}
 
     def line(label: str, cells: dict) -> str:
         shown = (
@@ -113,7 +107,7 @@ def format_table(rows: list[dict], groups: dict[str, list[str]] | None = None) -
         extra = {c: mean_told(rows, c) for c in columns if c not in FIXED}
         return line(label, {"return": mean, "score": score} | extra).rstrip()
 
-    header = f"{'task':<{width}}" + "".join(f"{short.get(c, c):>11}" for c in columns)
+    header = f"{'task':<{width}}" + "".join(f"{c.replace('standard_error', '+-'):>11}" for c in columns)
     body = [line(row["task"], row) for row in rows]
     parts = {label: [row for row in rows if row["task"] in tasks] for label, tasks in (groups or {}).items()}
     below = [means(f"mean of {len(part)} {label}", part) for label, part in parts.items() if part]
@@ -122,10 +116,6 @@ def format_table(rows: list[dict], groups: dict[str, list[str]] | None = None) -
 
 if __name__ == "__main__":
     bounds = {"RepeatFirstEasy": (-0.5, 1.0), "HigherLowerEasy": (0.0, 0.5)}
-    print("two tasks, random returns -0.5 and 0, best 1 and 0.5; three rollouts of each")
-    print(
-        format_table(
-            score_rows({"RepeatFirstEasy": [0.2, 0.3, 0.1], "HigherLowerEasy": [0.5, 0.4, 0.3]}, bounds)
-        )
-    )
+    returns = {"RepeatFirstEasy": [0.2, 0.3, 0.1], "HigherLowerEasy": [0.5, 0.4, 0.3]}
+    print(format_table(score_rows(returns, bounds)))
     print("by hand: (0.2 + 0.5) / 1.5 = 0.467 and 0.4 / 0.5 = 0.8, their mean 0.633")

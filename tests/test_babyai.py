@@ -105,7 +105,7 @@ def test_what_is_seen_is_minigrids_own():
 
 def test_two_attempts_at_one_layout_and_another_each_rollout():
     env = make_env("babyai", "BabyAI-GoToLocal-v0")
-    assert env.same_variant
+    assert env.rules.same_variant
     layouts, (obs, _) = set(), env.reset(seed=0)
     for _ in range(10):
         first, done, seconds = obs, False, []
@@ -250,7 +250,7 @@ def test_a_missing_or_another_package_says_what_to_install(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match="^--env babyai needs the minigrid package: pip install"):
+    with pytest.raises(ValueError, match="^--env babyai needs the package minigrid: pip install"):
         make_env("babyai")
 
 

@@ -4,6 +4,8 @@ import hashlib
 import os
 import pickle
 import random
+import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -98,11 +100,12 @@ def test_a_crash_in_mid_write_leaves_the_old_file(path, monkeypatch, where):
 def test_a_killed_process_leaves_the_old_file(path):
     "Nothing can clean up after SIGKILL: the next save takes the leftover's place."
     program = f"""
-import os, signal, torch, checkpoint
+import os, signal
+from runtime import checkpoint
 os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 checkpoint.save({str(path)!r}, {{"steps": 2}})
 """
-    root = Path(checkpoint.__file__).parent
+    root = Path(checkpoint.__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", program], cwd=root, check=False)
     assert done.returncode == -9
     assert load(path)["steps"] == 1 and len(os.listdir(path.parent)) == 2
@@ -267,9 +270,10 @@ def test_another_configuration_is_named():
 
 
 def test_the_worked_example_runs_alone(tmp_path):
-    (tmp_path / "checkpoint.py").write_text(Path(checkpoint.__file__).read_text())
-    done = subprocess.run(
-        [sys.executable, "checkpoint.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert "names: ['encoder.weight']" in done.stdout
-    assert done.stdout.count("refused:") == 3
+    (tmp_path / "runtime").mkdir()
+    for name in ("__init__", "checkpoint", "distributed"):
+        shutil.copy(Path(checkpoint.__file__).with_name(f"{name}.py"), tmp_path / "runtime")
+    command = [sys.executable, "-m", "runtime.checkpoint"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    after, again = re.findall(r"drawn after .*(\[.*\])", done.stdout)
+    assert after == again and "refused: FOLDER/checkpoint.pt is damaged" in done.stdout

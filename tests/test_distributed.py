@@ -1,6 +1,7 @@
-"""ranks.py: two processes train one agent as one process with the mean gradient would, and resume as two."""
+"""runtime/distributed.py: two processes train one agent as one with the mean gradient would, and resume as two."""
 
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -25,12 +26,60 @@ FLAGS = ["--scale", "smoke", "--device", "cpu", "--tasks", "RepeatFirstEasy,Mine
 FLAGS += ["--attempts", "1", "--eval_every", "1000", "--checkpoint_every", "1000", "--final_episodes", "1"]
 
 
-def torchrun(program: Path, flags: list[str], launcher=("--standalone", "--nproc_per_node", "2")):
-    command = [sys.executable, "-m", "torch.distributed.run", *launcher, str(program), *flags]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1"}
+def environment(**more) -> dict:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", **more}
+
+
+def start(command: list, **more) -> subprocess.Popen:
     return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
+        [sys.executable, *map(str, command)],
+        env=environment(**more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
     )
+
+
+def torchrun(program: Path, flags: list[str], launcher=("--standalone", "--nproc_per_node", "2")):
+    return start(["-m", "torch.distributed.run", *launcher, program, *flags])
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def ranks() -> list[dict]:
+    "What torchrun would put into the environment of each of two processes."
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    common |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    return [{**common, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+
+
+def forked(function, folder: Path) -> list[tuple[int, str]]:
+    "(exit status, output) of `function` in two copies of this process: quick, but without a backward pass."
+
+    def run(variables):
+        os.environ.update(variables)
+        sys.stdout = sys.stderr = open(folder / variables["RANK"], "w")  # noqa: SIM115 - until the process ends
+        function()
+
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=run, args=(variables,)) for variables in ranks()]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    return [(process.exitcode, (folder / str(rank)).read_text()) for rank, process in enumerate(processes)]
+
+
+def two(program: Path, flags: list[str]) -> list[tuple[int, str]]:
+    "(exit status, output) of a program in two processes, started in half of torchrun's time."
+    processes = [start([program, *flags], **variables) for variables in ranks()]
+    outputs = [process.communicate(timeout=240)[0] for process in processes]
+    return [(process.returncode, out) for process, out in zip(processes, outputs)]
 
 
 def finished(process) -> str:
@@ -39,18 +88,33 @@ def finished(process) -> str:
     return out
 
 
+def both_finished(results: list[tuple[int, str]]) -> str:
+    "The first process's output, where both ended well."
+    assert [status for status, _ in results] == [0, 0], results
+    return results[0][1]
+
+
+# A thread of gloo that is alive at exit aborts the process, sometimes: see runtime/distributed.py.
+NO_THREAD_LEFT = """
+import pathlib
+threads = [comm.read_text().strip() for comm in pathlib.Path("/proc/self/task").glob("*/comm")]
+assert threads and not any("gloo" in thread for thread in threads), threads
+"""
+
+
 @pytest.fixture
 def program(tmp_path):
     "train.py, with its runs in the test's own folder."
     path = tmp_path / "program.py"
     path.write_text(f"""
-import pathlib, sys, train, checkpoint
+import pathlib, sys, train
+from runtime import checkpoint
 train.ROOT = pathlib.Path({str(tmp_path)!r})
 try:
     train.main(sys.argv[1:])
 except (ValueError, OSError, checkpoint.CheckpointError) as error:
     sys.exit(f"error: {{error}}")
-""")
+{NO_THREAD_LEFT}""")
     return path
 
 
@@ -69,28 +133,42 @@ def batches(update: int) -> list:
 
 
 TWENTY = """
-import sys, torch, ranks, train
-from test_ranks import batches, small
-distributed.start()
-config, agent = small(sys.argv[1])
-optimizer, schedule = train.make_optimizer(agent, config)
-for number in range(20):
-    torch.manual_seed(100 * number + distributed.rank())
-    metrics = train.update(agent, optimizer, schedule, batches(number)[distributed.rank()], config)
-    assert not metrics["skipped"]
-torch.save(agent.state_dict(), f"{sys.argv[2]}/{distributed.rank()}.pt")
-distributed.stop()
+import sys, torch, train
+from runtime import distributed
+from test_distributed import VARIANTS, batches, small
+with distributed.process_group():
+    for variant in VARIANTS:
+        config, agent = small(variant)
+        optimizer, schedule = train.make_optimizer(agent, config)
+        for number in range(20):
+            torch.manual_seed(100 * number + distributed.rank())
+            metrics = train.update(agent, optimizer, schedule, batches(number)[distributed.rank()], config)
+            assert not metrics["skipped"]
+        torch.save(agent.state_dict(), f"{sys.argv[1]}/{variant}-{distributed.rank()}.pt")
 """
+VARIANTS = ("ind_ind", "dep_dep")
 
 
-@pytest.mark.parametrize("variant", ["ind_ind", "dep_dep"])
-def test_twenty_updates_of_two_processes_equal_one_with_the_mean_gradient(tmp_path, variant):
-    (tmp_path / "twenty.py").write_text(TWENTY)
-    finished(torchrun(tmp_path / "twenty.py", [variant, str(tmp_path)]))
-    ours, theirs = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    # What the actor and the critic learn, and what the inputs and targets are normalised by. PopArt's numbers
-    # are for the log alone with ind_ind, and each process keeps its own.
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+@pytest.fixture(scope="module")
+def twenty_updates(tmp_path_factory) -> Path:
+    "Where two processes have saved their weights after twenty updates of each variant."
+    folder = tmp_path_factory.mktemp("twenty")
+    (folder / "twenty.py").write_text(TWENTY + NO_THREAD_LEFT)
+    both_finished(two(folder / "twenty.py", [folder]))
+    return folder
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_twenty_updates_of_two_processes_equal_one_with_the_mean_gradient(twenty_updates, variant):
+    ours, theirs = (
+        torch.load(twenty_updates / f"{variant}-{rank}.pt", weights_only=True) for rank in range(2)
+    )
+    # Weights, and the statistics of inputs and targets. With ind_ind, PopArt's numbers are for the log alone and
+    # each process keeps its own.
+    same = [torch.equal(ours[name], theirs[name]) for name in ours if not name.startswith("popart")]
+    assert all(same) and len(same) > 40
+    if variant != "ind_ind":
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
     config, agent = small(variant)
     optimizer, schedule = train.make_optimizer(agent, config)
@@ -128,12 +206,12 @@ def mean_gradients(agent, both, config, number) -> list:
             value.copy_(buffers[name])
         agent.zero_grad()
         torch.manual_seed(100 * number + rank)
-        original, train.ranks.mean = train.ranks.mean, pool
+        original, train.distributed.mean = train.distributed.mean, pool
         try:
             states = both[rank].mask_BT.sum().item()
             train.add_gradients(agent, both[rank], config, states, torch.zeros(len(train.SHARES), 20))
         finally:
-            train.ranks.mean = original
+            train.distributed.mean = original
         return [None if p.grad is None else p.grad.clone() for p in agent.parameters()]
 
     sums = []
@@ -144,7 +222,7 @@ def mean_gradients(agent, both, config, number) -> list:
     return [None if a is None else (a + b) / 2 for a, b in zip(first, second)]
 
 
-def test_the_program_with_two_processes_trains_saves_and_resumes_as_two(program, tmp_path):
+def test_the_program_with_two_processes_trains_saves_and_resumes_as_two(program, tmp_path, monkeypatch):
     out = finished(torchrun(program, ["--name", "a", *FLAGS, "--steps", "1600"]))
     folder = tmp_path / "runs" / "a"
     assert out.count("mean of 2 tasks") == 1 and out.count("memory: replay") == 1  # the first one prints
@@ -154,7 +232,7 @@ def test_the_program_with_two_processes_trains_saves_and_resumes_as_two(program,
     assert state["counters"]["steps"] % (2 * envs) == 0
     owns = [checkpoint.load_part(folder / "parts", each["state"]) for each in state["processes"]]
     # Environments, replay and seeds of their own; the same number of updates, each with both batches.
-    for part in ("lanes", "envs", "run_rng", "rng"):
+    for part in ("episodes", "envs", "run_rng", "rng"):
         assert str(owns[0][part]) != str(owns[1][part])
     assert owns[0]["replay"]["rng"] != owns[1]["replay"]["rng"]
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -163,31 +241,24 @@ def test_the_program_with_two_processes_trains_saves_and_resumes_as_two(program,
     )
     assert json.loads((folder / "versions.json").read_text())["processes"] == 2
 
-    whole = finished(torchrun(program, ["--name", "whole", *FLAGS, "--steps", "2400"]))
-    again = finished(torchrun(program, ["--name", "a", "--resume", "--steps", "2400"]))
-    assert (
-        "mean of 2 tasks" in whole and f"resuming runs/a at env step {state['counters']['steps']:,}" in again
-    )
+    whole = both_finished(two(program, ["--name", "whole", *FLAGS, "--steps", "2400"]))
+    again = both_finished(two(program, ["--name", "a", "--resume", "--steps", "2400"]))
+    assert "mean of 2 tasks" in whole
+    assert f"resuming runs/a at env step {state['counters']['steps']:,}" in again
     agents = [checkpoint.load(tmp_path / "runs" / name / "checkpoint.pt")["agent"] for name in ("a", "whole")]
     assert all(torch.equal(agents[0][name], agents[1][name]) for name in agents[0])
 
-    one = [sys.executable, str(program), "--name", "a", "--resume"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(one, capture_output=True, text=True, env=environment, timeout=100, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "saved by 2 process(es) and is resumed by 1" in done.stderr
-    assert "torchrun --nproc_per_node 2" in done.stderr
+    monkeypatch.setattr(train, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"(?s)saved by 2 .* by 1.*torchrun --nproc_per_node 2"):
+        train.main(["--name", "a", "--resume"])
 
 
 def test_two_launches_that_meet_at_an_address_and_a_signal_to_both(program, tmp_path):
     "As on two machines: one process each. Interrupted, both save, and no process is left."
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launches = []
+    launches, port = [], free_port()
     for node in range(2):
         launcher = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", str(node)]
-        launcher += ["--master_addr", "127.0.0.1", "--master_port", str(port)]
+        launcher += ["--master_addr", "127.0.0.1", "--master_port", port]
         flags = ["--name", "a", *FLAGS, "--steps", "10000000", "--log_every", "5"]
         launches.append(torchrun(program, flags, launcher))
     log = tmp_path / "runs" / "a" / "metrics.jsonl"
@@ -203,19 +274,31 @@ def test_two_launches_that_meet_at_an_address_and_a_signal_to_both(program, tmp_
     assert len(state["processes"]) == 2 and state["counters"]["updates"] > 0
 
 
-def test_a_mistake_is_told_once_and_ends_both(program):
-    process = torchrun(program, ["--name", "a", *FLAGS, "--batch_size", "0"])
-    out, _ = process.communicate(timeout=120)
-    assert process.returncode != 0 and out.count("error: --batch_size must be at least 1") == 1
+def test_a_mistake_is_told_once_and_ends_both(tmp_path):
+    results = forked(lambda: train.main(["--name", "a", *FLAGS, "--batch_size", "0"]), tmp_path)
+    assert [status for status, _ in results] == [1, 1]
+    assert "ValueError: --batch_size must be at least 1" in results[0][1] and not results[1][1]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_process_that_fails_alone_ends_the_other_which_waits_for_it(failing, tmp_path):
+    def program():
+        with distributed.process_group():
+            assert distributed.all_gather(distributed.rank()) == [0, 1]
+            if distributed.rank() == failing:
+                raise ValueError("alone")
+
+    results = forked(program, tmp_path)
+    assert [status for status, _ in results] == [1, 1]
+    assert results[failing][1].endswith("ValueError: alone\n") and not results[1 - failing][1]
 
 
 def test_alone_nothing_changes_and_nothing_is_started():
-    assert (distributed.count(), distributed.rank(), distributed.on_this_machine()) == (1, 0, 1)
-    tensor = torch.ones(3)
-    assert (
-        distributed.mean(tensor) is tensor
-        and distributed.largest([1, 0]) == [1, 0]
-        and distributed.gathered("a") == ["a"]
-    )
-    distributed.average_([tensor]), distributed.copy_first_([tensor]), distributed.start(), distributed.stop()
-    assert tensor.tolist() == [1, 1, 1] and not torch.distributed.is_initialized()
+    with distributed.process_group():
+        sizes = (distributed.world_size(), distributed.rank(), distributed.local_world_size())
+        assert sizes == (1, 0, 1) and not torch.distributed.is_initialized()
+        tensor = torch.ones(3)
+        assert distributed.mean(tensor) is tensor
+        distributed.average_([tensor]), distributed.broadcast_([tensor])
+        assert tensor.tolist() == [1, 1, 1] and distributed.run_on_first(lambda: 5) == 5
+        assert distributed.maximum([1, 0]) == [1, 0] and distributed.all_gather("a") == ["a"]

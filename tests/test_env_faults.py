@@ -232,7 +232,7 @@ def test_one_and_the_same_array_each_time_is_copied(task, kind):
 
 
 def children() -> list:
-    "Those that are still there; finished ones are collected."
+    "Those that still run; finished ones are collected."
     return multiprocessing.active_children()
 
 
@@ -276,7 +276,7 @@ def test_a_faulty_task_ends_the_workers_with_the_same_line(good, capfd):
     envs.close()
 
 
-def test_a_mistake_in_a_worker_comes_with_its_traceback():
+def test_an_error_in_a_worker_comes_with_its_traceback():
     def make():
         if os.getpid() != parent:
             raise KeyError("ours")
@@ -289,7 +289,7 @@ def test_a_mistake_in_a_worker_comes_with_its_traceback():
 
 
 def rows(envs, steps, disturb=lambda envs, t: None):
-    "What is seen in that many steps, (observations, rewards, ends, info), with something done before each of them."
+    "The results of that many steps, with `disturb(envs, t)` before each."
     rng = np.random.default_rng(0)
     obs, info = envs.reset(seed=7)
     seen = [(obs, info)]
@@ -306,10 +306,10 @@ def test_a_worker_that_dies_and_one_that_hangs_are_replaced_and_the_others_notic
     def disturb(envs, t):
         if t in (30, 60):
             kill(envs, 1)
-        if t == 60:  # while the dead one is heard of at once, and always
+        if t == 60:  # hangs, while the other one's death is noticed at once
             kill(envs, 2, signal.SIGSTOP)
 
-    torch.set_num_threads(2)  # as a trainer's are that have computed when a worker is started
+    torch.set_num_threads(2)  # a trainer has used its threads before it starts a replacement
     try:
         weights = torch.randn(200, 200, requires_grad=True)
         (weights @ weights).sum().backward()
@@ -347,10 +347,12 @@ def test_a_worker_that_dies_and_one_that_hangs_are_replaced_and_the_others_notic
         assert obs[e, layout["observation"]].any() or info["task"][e] == "MineSweeperEasy"
     envs.close()
     del envs
-    assert children() == before and len(os.listdir("/proc/self/fd")) <= handles + 1  # torch's own, perhaps
+    assert (
+        children() == before and len(os.listdir("/proc/self/fd")) <= handles + 1
+    )  # torch may open one of its own
 
 
-def test_a_replacements_rollouts_follow_from_the_first_seed_and_are_nobody_elses():
+def test_a_replacements_rollouts_follow_from_the_first_seed_and_differ_from_all_others():
     def disturb(envs, t):
         if t in (5, 11):
             kill(envs, 0)
@@ -364,7 +366,7 @@ def test_a_replacements_rollouts_follow_from_the_first_seed_and_are_nobody_elses
         seen.append(np.array(trace))
         envs.close()
     assert np.array_equal(seen[0], seen[1]) and seeds[0] == seeds[1] != seeds[2]
-    first = seen[0][[5, 11], 0, 0]  # noise from the seed
+    first = seen[0][[5, 11], 0, 0]  # noise that the seed decides
     assert first[0] != first[1] and first[0] not in seen[0][:5, :, 0]
 
 
@@ -381,10 +383,8 @@ def test_lost_three_times_in_a_row_is_an_error_and_not_if_rollouts_are_finished_
             kill(envs, 1)
             envs.step([0, 0])
     line = str(caught.value)
-    assert line.startswith(
-        "a worker process died or was silent for 2 seconds three times in a row, killed perhaps"
-    )
-    assert "memory ran out: add --resume" in line and "--workers none" in line and "\n" not in line
+    assert line.startswith("a worker process died or was silent for 2 seconds three times in a row, ")
+    assert "--resume" in line and "--workers none" in line and "\n" not in line
     assert not children()
 
 
@@ -394,7 +394,7 @@ def test_a_worker_that_cannot_start_again_is_an_error():
             os._exit(1)
         return bad(None)
 
-    # A process gets a copy of the counter as it stands in the parent, which counts the processes.
+    # Each process inherits the counter as it stands in the parent.
     parent, made = os.getpid(), iter(range(10))
     envs = InWorkers([make])
     next(made)
@@ -415,15 +415,13 @@ def test_a_worker_that_is_lost_as_rollouts_begin_is_an_error(number, monkeypatch
         envs = workers(2, timeout=0.5)
         envs.reset(seed=0)
         kill(envs, 1, number)
-        with pytest.raises(
-            ValueError, match="^a worker process died or was silent for 0.5 seconds, killed perhaps"
-        ):
+        with pytest.raises(ValueError, match="^a worker process died or was silent for 0.5 seconds, "):
             begin(envs)
         assert not children()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_snapshots_do_without_a_lost_worker_which_the_next_step_replaces(number):
+def test_snapshots_leave_out_a_lost_worker_which_the_next_step_replaces(number):
     envs = workers(3, timeout=0.5)
     envs.reset(seed=0)
     envs.step([0] * 3)
@@ -448,7 +446,7 @@ def test_closing_does_not_wait_for_a_lost_worker(number):
     envs.close()
 
 
-def test_an_interrupt_in_mid_step_leaves_no_worker():
+def test_an_interrupt_within_a_step_leaves_no_worker():
     envs = workers(2, timeout=300.0)
     envs.reset(seed=0)
     kill(envs, 1, signal.SIGSTOP)
@@ -464,7 +462,7 @@ def test_an_interrupt_in_mid_step_leaves_no_worker():
 
 
 def test_workers_end_with_a_parent_that_is_killed():
-    "The replaced one too; each of them holds copies of what the others listen to."
+    "The replacement, too. Each worker inherits copies of the pipes on which the others wait."
     code = (
         "import os, signal\n"
         "from runtime.vector_env import make_vector_env\n"
@@ -479,7 +477,7 @@ def test_workers_end_with_a_parent_that_is_killed():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     pids = [int(pid) for pid in done.stdout.split()]
 
-    def alive(pid):  # one that nobody has collected is dead, too
+    def alive(pid):  # a zombie is dead
         stat = Path(f"/proc/{pid}/stat")
         return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 

@@ -5,6 +5,7 @@ import copy
 import functools
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,8 +19,8 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from envs import Actions, MultiTaskEnv, attempt_limit, feature_count, flattener
-from runtime.vector_env import InProcess, InWorkers, make_vector_env
+from envs import Actions, MultiTaskEnv, attempt_limit, flattener, observation_padder, shared_layout
+from runtime.vector_env import InProcess, InWorkers, make_vector_env, restore, step_on
 from suites import all_tasks, held_out_tasks, make_env, task_family
 from suites.popgym import SCALES, popgym_tasks
 
@@ -522,19 +523,19 @@ def check_resume(make, attempts=(0, 1), tail=3000):
     obs, info = env.reset(seed=3)
     actions, ended = actions_of(env), 0
     while not ended:
-        obs, *_, info, last = env.step_on(next(actions))
+        obs, *_, info, last = step_on(env, next(actions))
         ended += last is not None
     for attempt in attempts:
         steps = 0
         while steps < 2:  # some way into the attempt
-            obs, *_, info, _ = env.step_on(next(actions))
+            obs, *_, info, _ = step_on(env, next(actions))
             steps = steps + 1 if attempt_of(env, obs) == attempt else 0
         fresh = make()
-        assert equal((obs, info), fresh.restore(through_a_file(env.snapshot())))
+        assert equal((obs, info), restore(fresh, through_a_file(env.snapshot())))
         ended = 0
         for _ in range(tail):
             action = next(actions)
-            mine, theirs = env.step_on(action), fresh.step_on(action)
+            mine, theirs = step_on(env, action), step_on(fresh, action)
             assert equal(mine, theirs)
             ended += mine[-1] is not None
             if ended == 2:
@@ -589,7 +590,7 @@ def test_a_snapshot_is_small_and_plain():
     env.reset(seed=0), env.reset(options={"task": "Long"}), env.step(np.int64(3))
     assert env.snapshot()["actions"] == [3] and type(env.snapshot()["actions"][0]) is int
     fresh = two_sizes()
-    assert fresh.restore(through_a_file(env.snapshot()))[1]["task"] == "Long"
+    assert restore(fresh, through_a_file(env.snapshot()))[1]["task"] == "Long"
     env.reset(), fresh.reset()
     assert env.snapshot() == fresh.snapshot() and env.snapshot()["actions"] == []
 
@@ -598,7 +599,7 @@ def test_a_finished_rollout_is_restored_finished():
     env, fresh = two_sizes(attempts=1), two_sizes(attempts=1)
     env.reset(seed=0, options={"task": "Short"})
     obs, _, _, _, info = [env.step(0) for _ in range(3)][-1]
-    seen, told = fresh.restore(env.snapshot())
+    seen, told = restore(fresh, env.snapshot())
     assert np.array_equal(view(fresh, seen)["observation"], view(env, obs)["observation"])
     assert equal(told, info) and info["return"] == 3
     with pytest.raises(gymnasium.error.ResetNeeded, match="call reset"):
@@ -611,7 +612,7 @@ def test_where_a_simulator_changes_its_mind_a_new_rollout_begins():
     for _ in range(4):
         env.step(0)
     shorter = MultiTaskEnv({"A": lambda: Countdown(2)})
-    obs, _ = shorter.restore(env.snapshot())
+    obs, _ = restore(shorter, env.snapshot())
     seen = view(shorter, obs)
     assert seen["attempt_start"] == 1 and seen["attempt"] == 0 and not seen["previous_action"].any()
     assert [shorter.step(0)[2] for _ in range(2)] == [False, True]
@@ -638,7 +639,7 @@ def test_vector_environments_are_restored_in_and_out_of_process(before, after):
     assert ends > 3
     # One of them alone, which the others do not notice.
     alone = make_env("popgym", tasks)
-    alone.restore(new.snapshots()[1])
+    restore(alone, new.snapshots()[1])
     assert equal(new.restart(1), alone.reset()) and new.snapshots()[1]["actions"] == []
     action = [next(actions) for _ in range(3)]
     mine, theirs = old.step(action), new.step(action)
@@ -689,12 +690,28 @@ def test_spaces_as_vectors():
     space = spaces.Dict(
         {"a": spaces.Tuple((spaces.Discrete(3), spaces.MultiDiscrete([2, 3]))), "b": spaces.Box(0, 1, (2,))}
     )
-    out = np.zeros(feature_count(space), dtype=np.float32)
+    out = np.zeros(spaces.flatdim(space), dtype=np.float32)
     flattener(space)({"a": (1, np.array([1, 2])), "b": np.array([0.25, 0.5])}, out)
     assert out.tolist() == [0, 1, 0, 0, 1, 0, 0, 1, 0.25, 0.5]
     out = np.zeros(3, dtype=np.float32)
     flattener(spaces.Discrete(3, start=4))(5, out)
     assert out.tolist() == [0, 1, 0]
+
+
+def test_a_padded_observation_by_hand():
+    "Two features of three, action 2 of four, reward 0.5, not an attempt's first, attempt 1, and valid."
+    box = spaces.Box(-9, 9, (2,))
+    layout = shared_layout({"two": box, "three": spaces.Discrete(3)}, spaces.Discrete(4))
+    assert {name: (s.start, s.stop) for name, s in layout.items()} == {
+        "observation": (0, 3),
+        "previous_action": (3, 7),
+        "previous_reward": (7, 8),
+        "attempt_start": (8, 9),
+        "attempt": (9, 10),
+        "valid": (10, 11),
+    }
+    seen = observation_padder(box, layout)(np.array([5.0, -6.0]), 2, 0.5, False, 1, True)
+    assert seen.dtype == np.float32 and seen.tolist() == [5, -6, 0, 0, 0, 1, 0, 0.5, 0, 1, 1]
 
 
 def test_action_kinds():
@@ -771,8 +788,14 @@ gymnasium.register("Sequences-v0", Sequences)
         ({"env": "popgym", "split": "tset"}, "unknown split 'tset': --split is train or test"),
         ({"env": "gym:CartPole-v1", "split": "valid"}, "unknown split 'valid'"),
         ({"env": "gym:"}, "at least one id"),
-        ({"env": "gym:CartPol-v1"}, "unknown Gymnasium id 'CartPol-v1'. Did you mean CartPole-v1"),
-        ({"env": "gym:nowhere:Game-v0"}, "cannot make Gymnasium id 'nowhere:Game-v0': No module named"),
+        (
+            {"env": "gym:CartPol-v1"},
+            r"cannot make Gymnasium id 'CartPol-v1' a task: .*Did you mean: `CartPole`",
+        ),
+        (
+            {"env": "gym:nowhere:Game-v0"},
+            "cannot make Gymnasium id 'nowhere:Game-v0' a task: No module named",
+        ),
         ({"env": "gym:Picture-v0"}, "image observations"),
         ({"env": "gym:Sequences-v0"}, "Sequence"),
         ({"env": "gym:CartPole-v1,Pendulum-v1"}, "mixed action kinds: CartPole-v1 discrete, Pendulum-v1"),
@@ -788,7 +811,9 @@ def test_mistakes_of_the_constructor_and_of_reset():
     with pytest.raises(ValueError, match="no tasks"):
         MultiTaskEnv({})
     for free in (-1, 2):
-        with pytest.raises(ValueError, match=f"from 0 to 1, so that an attempt counts, got {free}"):
+        with pytest.raises(
+            ValueError, match=f"from 0 to one less, so that an attempt counts, got 2 and {free}"
+        ):
             two_sizes(attempts=2, free_attempts=free)
     with pytest.raises(ValueError, match="task 'Shot', not one of these. Did you mean Short"):
         two_sizes().reset(options={"task": "Shot"})
@@ -803,13 +828,45 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_popgym)
-    with pytest.raises(ValueError, match="needs the popgym package: pip install"):
-        popgym_tasks.__wrapped__()  # behind its cache
+    popgym_tasks.cache_clear()
+    with pytest.raises(ValueError, match="^--env popgym needs the package popgym: pip install"):
+        make_env("popgym")
 
 
 def run_python(*arguments, folder=ENVS_FILE.parent):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", *arguments]
     return subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True)
+
+
+def test_envs_alone_shows_its_example(tmp_path):
+    "Worked out by hand: the card is one-hot, the point is padded, action 3 is none of the card's, attempt 1 counts."
+    shutil.copy(ENVS_FILE, tmp_path)
+    shown = run_python("envs.py", folder=tmp_path)
+    assert shown.returncode == 0 and shown.stderr == "" and "3 + 4 + 4 = 11 numbers" in shown.stdout
+    lines = [line.split(":", 1) for line in shown.stdout.splitlines()[1:]]
+    rows = [
+        [part.strip(" []").split() for part in row.split("|")] for label, row in lines if "action" in label
+    ]
+    numbers = [[float(n) for part in row for n in part] for row in rows]
+    assert numbers[:5] == [
+        [0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1],
+        [0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 1],
+        [0, 1, 0, 0, 0, 0, 1, numbers[2][7], 1, 1, 0],  # one of the card's two actions, at random
+        [0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1],
+        [0, 1, 0, 0, 1, 0, 0, 0, 0, 1, 1],
+    ]
+    assert numbers[7] == [0.5, -0.5, 0, 0, 0, 0, 1, 0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["popgym", "gym:Pendulum-v1", "procgen-easy"])
+def test_an_environment_tells_its_sizes(name):
+    env = make_env(name)
+    vector = env.observation_space["vector"] if env.image_shape else env.observation_space
+    assert (env.observation_size,) == vector.shape and env.parts["vector"] == (vector.shape, np.float32)
+    assert env.parts.get("image", (None,))[0] == env.image_shape
+    assert list(env.parts) == (["vector", "image"] if env.image_shape else ["vector"])
+    assert env.action_size == (env.action_space.n if env.discrete else env.action_space.shape[0])
+    assert env.observation_size == max(part.stop for part in env.layout.values())
 
 
 def test_envs_lists_benchmarks_and_names_a_mistake_in_one_line():
@@ -822,11 +879,11 @@ def test_envs_lists_benchmarks_and_names_a_mistake_in_one_line():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("popgym", ["t=51 observation", "real returns [1.0, 1.0], counted 1.000"]),
+        ("popgym", ["t=51 observation", "real returns [1. 1.], counted 1.000"]),
         ("metaworld", ["'ML45': 50", "shown as [0. 0. 0.]"]),
         ("babyai", ["'train': 50", "[19 24 22  8  0  0  0  0  0  0]"]),
         ("procgen", ["coinrun, train, seed 0: level 1701"]),
-        ("atari", ["three pixels as two: [30 50]", "0 numbers differ"]),
+        ("atari", ["two: [30 50]", "seed 0: 0 of 1270080 numbers differ", "seed 1: 288 of"]),
         ("gym", ["'observation': 6, 'previous_action': 3"]),
     ],
 )

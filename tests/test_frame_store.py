@@ -1,4 +1,4 @@
-"""frames.py: byte for byte, only the chunks that a window touches, memory and disk accounted for."""
+"""frame_store.py: byte for byte, only the chunks that a window touches, memory and disk accounted for."""
 
 import csv
 import gc
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from runtime import frame_store as frames_module
+from runtime import frame_store
 from runtime.frame_store import FramesFull, FrameStore, check_room, expected_bytes
 
 SHAPE = (12, 10, 3)
@@ -114,7 +114,7 @@ def test_spills_reads_back_and_deletes(tmp_path):
     "A replay's life on a small budget: content, budget, files and sums at every step, oldest dropped first."
     rng = np.random.default_rng(0)
     budget = 60_000
-    store = FrameStore(SHAPE, chunk=8, ram_bytes=budget, folder=tmp_path, segment_bytes=7_000)
+    store = FrameStore(SHAPE, chunk=8, ram_bytes=budget, folder=tmp_path, block_bytes=7_000)
     held, most_files = {}, 0
     for number in range(300):
         frames = noise(int(rng.integers(1, 30)), rng)
@@ -129,7 +129,7 @@ def test_spills_reads_back_and_deletes(tmp_path):
         assert store.disk_used == sum(on_disk)
         most_files = max(most_files, len(on_disk))
         live = sum(len(f) for f in held.values()) * NOISE_BYTES
-        # Little is held that was dropped: the rest of the oldest segment, and tables and headers.
+        # Little is held that was dropped: the rest of the oldest block, and tables and headers.
         assert live < store.ram_used + store.disk_used < 1.1 * live + 2 * 7_000 + 29 * NOISE_BYTES
         if number % 20 == 0:
             check_all(store, held)
@@ -144,30 +144,30 @@ def test_spills_reads_back_and_deletes(tmp_path):
 def test_the_newest_spill_and_no_frame_is_written_that_fits(tmp_path):
     rng = np.random.default_rng(0)
     store = FrameStore(
-        SHAPE, ram_bytes=8 * 32 * NOISE_BYTES + 2000, folder=tmp_path, segment_bytes=32 * NOISE_BYTES
+        SHAPE, ram_bytes=8 * 32 * NOISE_BYTES + 2000, folder=tmp_path, block_bytes=32 * NOISE_BYTES
     )
     handles, written, spill = [], [], store._spill
-    store._spill = lambda segment: (written.append(segment.used), spill(segment))
+    store._spill = lambda block: (written.append(block.used), spill(block))
     for _ in range(12):
         handles.append(store.add(noise(30, rng)))
     assert [store._places[h][0].path is None for h in handles] == [True] * 7 + [False] * 4 + [True]
-    for _ in range(40):  # as many dropped as added: of seven segments in eleven nothing is written
+    for _ in range(40):  # as many dropped as added: of seven blocks in eleven nothing is written
         store.drop(handles.pop(0))
         handles.append(store.add(noise(30, rng)))
     assert 4 + 40 * 3 / 12 < len(written) < 4 + 40 * 6 / 12
 
 
 def test_memory_is_given_back():
-    "Whole segments are freed once all in them is dropped, in whatever order; the accounting says so."
+    "Whole blocks are freed once all in them is dropped, in whatever order; the accounting says so."
     rng = np.random.default_rng(0)
-    store = FrameStore(SHAPE, segment_bytes=4 * 33 * NOISE_BYTES)
+    store = FrameStore(SHAPE, block_bytes=4 * 33 * NOISE_BYTES)
     handles = [store.add(noise(32, rng)) for _ in range(12)]
-    assert [len(store._segments), len({id(p[0]) for p in store._places.values()})] == [3, 3]
+    assert [len(store._blocks), len({id(p[0]) for p in store._places.values()})] == [3, 3]
     full = store.ram_used
-    memory = [weakref.ref(segment.data) for segment in store._segments]
+    memory = [weakref.ref(block.data) for block in store._blocks]
     for handle in handles[4:7]:
         store.drop(handle)
-    assert store.ram_used == full  # one sequence keeps its segment
+    assert store.ram_used == full  # one sequence keeps its block
     store.drop(handles[7])
     gc.collect()
     assert store.ram_used == pytest.approx(full * 2 / 3, rel=0.01)
@@ -210,14 +210,14 @@ def test_a_full_disk_is_one_line_and_leaves_the_store_as_it_was(tmp_path, monkey
         pytest.skip("no /dev/full here")
     rng = np.random.default_rng(0)
     store = FrameStore(SHAPE, ram_bytes=30_000, folder=tmp_path)
-    make = frames_module.tempfile.mkstemp
+    make = frame_store.tempfile.mkstemp
 
     def full(**arguments):
         handle, path = make(**arguments)
         os.close(handle)
         return os.open("/dev/full", os.O_WRONLY), path
 
-    monkeypatch.setattr(frames_module.tempfile, "mkstemp", full)
+    monkeypatch.setattr(frame_store.tempfile, "mkstemp", full)
     held = {}
     with pytest.raises(
         FramesFull, match="No space left.*raise --replay_ram or lower --replay_steps"
@@ -247,12 +247,12 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
 
 def test_what_a_killed_process_left_is_removed(tmp_path):
     script = (
-        "import os, numpy as np; from frames import FrameStore\n"
+        "import os, numpy as np; from runtime.frame_store import FrameStore\n"
         f"store = FrameStore((12, 10, 3), ram_bytes=20_000, folder={str(tmp_path)!r})\n"
         "for i in range(20): store.add(np.random.default_rng(i).integers(0, 256, (8, 12, 10, 3), np.uint8))\n"
         "os._exit(9)"
     )
-    root = os.path.dirname(frames_module.__file__)
+    root = Path(frame_store.__file__).parent.parent
     done = subprocess.run([sys.executable, "-c", script], cwd=root, check=False)
     assert done.returncode == 9 and len(files(tmp_path)) > 5
     (tmp_path / "notes.txt").write_text("somebody else's")
@@ -268,7 +268,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert files(tmp_path) == ["notes.txt"] and len(store) == store.ram_used == 0
 
 
-def test_many_segments_keep_no_files_open(tmp_path):
+def test_many_blocks_keep_no_files_open(tmp_path):
     if not os.path.isdir("/proc/self/fd"):
         pytest.skip("only Linux counts them there")
     rng = np.random.default_rng(0)
@@ -314,9 +314,9 @@ def test_packed_sequences_round_trip(tmp_path, ram_then):
         del now[oldest]
         assert other.ram_used <= ram_then
         check_all(other, now)
-    assert other.ram_used + other.disk_used == sum(segment.used for segment in other._segments)
-    assert all(segment.live > 0 for segment in other._segments)
-    assert sum(segment.live for segment in other._segments) == len(other)
+    assert other.ram_used + other.disk_used == sum(block.used for block in other._blocks)
+    assert all(block.live > 0 for block in other._blocks)
+    assert sum(block.live for block in other._blocks) == len(other)
 
 
 def test_what_is_packed_is_a_copy(tmp_path):
@@ -372,11 +372,11 @@ def test_mistakes_raise():
 
 def test_the_estimate_before_a_run(tmp_path, monkeypatch):
     "What fits into memory and disk is said, what does not is refused in one line."
-    per_frame = frames_module.BYTES_PER_FRAME["procgen-easy"]
+    per_frame = frame_store.BYTES_PER_FRAME["procgen-easy"]
     assert expected_bytes("procgen-easy", 1000, (64, 64, 3)) == 1000 * per_frame
     assert expected_bytes("procgen-easy-rescaled", 1000, (64, 64, 3)) == 1000 * per_frame
     assert expected_bytes("something new", 1000, (64, 64, 3)) == 1000 * 12_288
-    monkeypatch.setattr(frames_module.shutil, "disk_usage", lambda folder: _Usage(free=500))
+    monkeypatch.setattr(frame_store.shutil, "disk_usage", lambda folder: _Usage(free=500))
     assert check_room(800, 1000, None) == (800, 0)
     assert check_room(1400, 1000, tmp_path / "not" / "yet" / "made") == (1000, 400)
     for folder in (tmp_path, None):
@@ -389,12 +389,12 @@ def test_the_estimate_before_a_run(tmp_path, monkeypatch):
 
 def test_the_estimate_is_the_one_measured():
     "The dearest policy's mean over the games of each benchmark, within a tenth."
-    root = Path(frames_module.__file__).parent
+    root = Path(frame_store.__file__).parent.parent
     with open(root / "results" / "replay_frames.csv", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["game"] == "all"]
     for benchmark in ("procgen-easy", "procgen-memory-hard", "atari"):
         measured = max(int(row["bytes_per_frame"]) for row in rows if row["benchmark"] == benchmark)
-        assert frames_module.BYTES_PER_FRAME[benchmark] == pytest.approx(measured, rel=0.1)
+        assert frame_store.BYTES_PER_FRAME[benchmark] == pytest.approx(measured, rel=0.1)
 
 
 class _Usage:

@@ -1,4 +1,4 @@
-"""logbook.py: rows, resuming, the clock, and requests to stop."""
+"""runtime/logger.py: rows, resuming, the clock, and signals."""
 
 import json
 import os
@@ -11,16 +11,15 @@ from runtime.logger import Logger, available_memory, describe_versions
 
 
 def test_a_resumed_log_is_cut_back_to_the_checkpoint(tmp_path):
-    "Also where several rows have one step, and the checkpoint lies between them."
-    log = Logger(tmp_path, {"seed": 1}, {"torch": "x"}, total_steps=300)
+    "Also where the checkpoint lies between rows of the same step."
+    files = {"config": {"seed": 1}, "versions": {"torch": "x"}}
+    log = Logger(tmp_path, files, total_steps=300)
     sizes = []
     for step, updates in ((100, 10), (200, 20), (200, 30), (300, 40)):
         log.write(step, updates, {"loss": 1.0})
         sizes.append(log.sync())
     log.close()
-    log = Logger(
-        tmp_path, {"seed": 1}, {"torch": "x"}, total_steps=300, resume=(sizes[1], 200), earlier_minutes=7.0
-    )
+    log = Logger(tmp_path, files, total_steps=300, resume=(sizes[1], 200), earlier_minutes=7.0)
     log.write(200, 31, {"loss": 2.0})
     log.close()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -29,8 +28,8 @@ def test_a_resumed_log_is_cut_back_to_the_checkpoint(tmp_path):
     assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 1}
 
 
-def test_where_several_processes_train_one_writes(tmp_path, capsys):
-    log = Logger(tmp_path / "a", {}, {}, total_steps=100, silent=True)
+def test_a_silent_logger_hears_signals_and_writes_nothing(tmp_path, capsys):
+    log = Logger(tmp_path / "a", {}, total_steps=100, silent=True)
     log.write(1, 1, {"x": 1.0}), log.say("hello"), log.show(1, lambda: "hello")
     os.kill(os.getpid(), signal.SIGTERM)
     assert log.stop_signal == signal.SIGTERM and log.sync() == 0 and log.progress(50) == 0.5
@@ -38,38 +37,38 @@ def test_where_several_processes_train_one_writes(tmp_path, capsys):
     assert not (tmp_path / "a").exists() and capsys.readouterr() == ("", "")
 
 
-def test_progress_is_the_further_of_steps_and_clock(tmp_path):
-    log = Logger(tmp_path, {}, {}, total_steps=100, total_minutes=10.0, earlier_minutes=4.0)
+def test_progress_is_the_greater_share_of_steps_and_time(tmp_path):
+    log = Logger(tmp_path, {}, total_steps=100, total_minutes=10.0, earlier_minutes=4.0)
     log.close()
     assert log.progress(10) == pytest.approx(0.4, abs=0.01)
     assert log.progress(90) == 0.9
 
 
-def test_what_the_bar_says_is_made_only_when_it_is_shown(tmp_path):
-    "It takes means over all tasks, and is asked for at every step."
-    log, made = Logger(tmp_path, {}, {}, total_steps=100), []
+def test_the_bars_text_is_made_only_when_it_is_shown(tmp_path):
+    "It costs means over all tasks, and `show` is called at every step."
+    log, made = Logger(tmp_path, {}, total_steps=100), []
     for step in range(1, 60):
         log.show(step, lambda step=step: made.append(step))
     assert made == [1]
     log.show(100, lambda: made.append(100))
-    assert made == [1, 100]  # the last one always
+    assert made == [1, 100]  # the end is always shown
     log.close()
 
 
-def test_due_once_every_so_many_minutes(tmp_path):
-    log = Logger(tmp_path, {}, {}, total_steps=100)
+def test_a_job_is_due_again_an_interval_after_it_was_done(tmp_path):
+    log = Logger(tmp_path, {}, total_steps=100)
     log.close()
     assert not log.due("save", 0.001)
     time.sleep(0.1)
-    assert log.due("save", 0.001) and log.due("save", 0.001)  # until it has been done
+    assert log.due("save", 0.001) and log.due("save", 0.001)  # until it is done
     log.done("save")
     assert not log.due("save", 0.001)
 
 
-def test_the_first_signal_asks_and_the_second_stops_at_once(tmp_path, capfd):
-    "The second of its kind: torchrun sends a SIGTERM after the SIGINT of one Ctrl-C."
+def test_the_first_signal_asks_to_stop_and_the_same_again_stops_at_once(tmp_path, capfd):
+    "Another signal does not: on one Ctrl-C, torchrun sends SIGTERM after SIGINT."
     before = signal.getsignal(signal.SIGINT)
-    log = Logger(tmp_path, {}, {}, total_steps=100)
+    log = Logger(tmp_path, {}, total_steps=100)
     os.kill(os.getpid(), signal.SIGINT)
     assert log.stop_signal == signal.SIGINT and "saving a checkpoint" in capfd.readouterr().err
     os.kill(os.getpid(), signal.SIGTERM)
@@ -88,15 +87,15 @@ def test_versions_and_memory(tmp_path):
 
 
 @pytest.mark.parametrize("lost", [1, 7, 60])
-def test_a_log_that_is_shorter_than_it_was_keeps_its_whole_lines(tmp_path, lost):
-    log = Logger(tmp_path, {}, {}, total_steps=100)
+def test_a_log_that_was_cut_short_keeps_its_whole_lines(tmp_path, lost):
+    log = Logger(tmp_path, {}, total_steps=100)
     for step in (10, 20, 30):
         log.write(step, step, {"x": 1.0})
     size = log.sync()
     log.close()
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-lost])
-    Logger(tmp_path, {}, {}, total_steps=100, resume=(size, 30)).close()
+    Logger(tmp_path, {}, total_steps=100, resume=(size, 30)).close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [10, 20, 30][
         : -1 - lost // 60
     ]

@@ -222,7 +222,7 @@ def test_a_missing_package_says_what_to_install(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match="^--env metaworld needs the metaworld package: pip install"):
+    with pytest.raises(ValueError, match="^--env metaworld needs the package metaworld: pip install"):
         make_env("metaworld")
 
 

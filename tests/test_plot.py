@@ -1,7 +1,7 @@
-"""Figures: the scale lesson against numbers worked out by hand; pictures from small logs and tables; what a
-policy attended to, against the model's own passes and against slow loops."""
+"""Figures: their numbers against numbers worked out by hand and slow loops, and what is drawn of them."""
 
 import csv
+import dataclasses
 import json
 import math
 
@@ -12,15 +12,17 @@ import torch.nn.functional as F
 from matplotlib.figure import Figure
 
 import plot
-import train
 from agent import Agent, Policy
-from config import Config
-from plots import attention, curves
+from config import Config, parse
+from evaluate import load, make_agent
+from plots import attention, scale
+from plots import runs as curves
+from runtime import checkpoint
+from suites import make_env
+from suites.scores import load_bounds
 from transformer import CausalTransformer
 from twohot import BinSupport
 
-torch.set_num_threads(1)
-WIDE = "two-hot, wide limits, symlog, 128 bins"
 TASKS = ("Bandit", "Copy", "Maze")
 
 
@@ -28,34 +30,44 @@ def is_picture(path):
     return path.read_bytes()[:4] == b"\x89PNG" and path.stat().st_size > 5_000
 
 
+@pytest.fixture
+def drawn(monkeypatch):
+    "Figures are kept, so that a test can look into them, instead of written, which takes longer."
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, out: figures.append(figure))
+    return figures
+
+
+def panels(figure):
+    return {axis.get_title(): axis for axis in figure.axes}
+
+
 def write_run(folder, bins=16, tasks=TASKS, variant="ind_ind"):
-    "A log whose critic walks up the bins; with `bins` None as older runs wrote it."
+    "A log whose critic walks up the bins."
     rng = np.random.default_rng(0)
     rows = []
     for i in range(30):
         row = {"step": 1000 * (i + 1), "loss/critic": 1 / (i + 1), "loss/actor": 1.0, "return_mean": i / 30}
         row |= {f"return/{task}": i / 30 for task in tasks}
-        if bins:
-            for gamma in (0.9, 0.99, 0.999):
-                peak = bins / 2 + gamma * i / 16
-                share_N = np.exp(-0.5 * (np.arange(bins) - peak) ** 2).round(3)
-                row[f"bins/{gamma}"] = list(share_N / share_N.sum())
-                row[f"filter/{gamma}"] = 0.4
-            for kind in ("states", "critic", "actor", "gradient"):
-                shares = rng.dirichlet(20 * np.arange(1, len(tasks) + 1))
-                row |= {f"share/{kind}/{task}": share for task, share in zip(tasks, shares)}
+        for gamma in (0.9, 0.99, 0.999):
+            peak = bins / 2 + gamma * i / 16
+            share_N = np.exp(-0.5 * (np.arange(bins) - peak) ** 2).round(3)
+            row[f"bins/{gamma}"] = list(share_N / share_N.sum())
+            row[f"filter/{gamma}"] = 0.4
+        for kind in ("states", "critic", "actor", "gradient"):
+            shares = rng.dirichlet(20 * np.arange(1, len(tasks) + 1))
+            row |= {f"share/{kind}/{task}": share for task, share in zip(tasks, shares)}
         rows.append(row)
     folder.mkdir(parents=True)
     (folder / "metrics.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    if bins:
-        config = {"bins": bins, "bin_low": -1e5, "bin_high": 1e5, "symlog": True, "reward_scale": 200.0}
-        (folder / "config.json").write_text(json.dumps(config | {"variant": variant}))
+    config = {"bins": bins, "bin_low": -1e5, "bin_high": 1e5, "symlog": True, "reward_scale": 200.0}
+    (folder / "config.json").write_text(json.dumps(config | {"variant": variant}))
     return folder
 
 
 def write_scales(path, shares=True):
     rng = np.random.default_rng(0)
-    keys = [(v, s, seed, t) for v in plot.VARIANTS for s in "10" for seed in (0, 1, 2) for t in TASKS]
+    keys = [(v, s, seed, t) for v in scale.VARIANTS for s in "10" for seed in (0, 1, 2) for t in TASKS]
     names = ["variant", "scaled", "seed", "task"]
     with path.open("w", newline="") as file:
         table = csv.writer(file)
@@ -72,27 +84,14 @@ def write_scales(path, shares=True):
     return path
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    "The figures that are written, kept so that a test can look into them."
-    figures = []
-    save = plot.save
-    monkeypatch.setattr(plot, "save", lambda figure, out: (figures.append(figure), save(figure, out))[1])
-    return figures
-
-
-def panels(figure):
-    return {axis.get_title(): axis for axis in figure.axes if axis.get_visible()}
-
-
 def test_squared_error_grows_with_the_square_of_the_target():
-    loss_YE = plot.scale_losses([1.0, 10_000.0], [-0.5, 0.0, 1.0])["squared error"]
+    loss_YE = scale.scale_losses([1.0, 10_000.0], [-0.5, 0.0, 1.0])["squared error"]
     np.testing.assert_array_equal(loss_YE, [[0.25, 0, 1], [0.25e8, 0, 1e8]])
 
 
 def test_twohot_loss_hardly_depends_on_the_target():
-    losses = plot.scale_losses([100.0, 10_000.0], [-0.5, -0.25, 0.25, 1.0])
-    for name in ("two-hot, wide limits, symlog, 64 bins", WIDE, "HL-Gauss, wide limits, symlog, 128 bins"):
+    losses = scale.scale_losses([100.0, 10_000.0], [-0.5, -0.25, 0.25, 1.0])
+    for name in ("two-hot, wide limits, symlog, 64 bins", "HL-Gauss, wide limits, symlog, 128 bins"):
         ratio_E = losses[name][1] / losses[name][0]
         assert (ratio_E < 2).all() and (ratio_E > 0.5).all(), name
 
@@ -110,32 +109,32 @@ def test_twohot_loss_by_hand():
     below = int(position)
     above = position - below
     expected = -(1 - above) * log_mass(below) - above * log_mass(below + 1)
-    loss = plot.scale_losses([target], [-0.1])["two-hot, tuned limits, no symlog, 64 bins"]
+    loss = scale.scale_losses([target], [-0.1])["two-hot, tuned limits, no symlog, 64 bins"]
     assert loss.item() == pytest.approx(expected, rel=1e-4)
 
 
 def test_losses_are_finite_and_grow_with_the_error():
     error_E = np.concatenate([-1 + np.geomspace(1e-3, 1, 100), np.geomspace(1e-3, 1e6, 100)])
-    losses = plot.scale_losses(plot.TARGETS, error_E)
+    losses = scale.scale_losses(scale.TARGETS, error_E)
     assert len(losses) == 6
     for name, loss_YE in losses.items():
         assert loss_YE.shape == (5, 200) and np.isfinite(loss_YE).all(), name
         if "tuned" not in name:  # there, small targets share a bin with the limit
-            at_zero = plot.scale_losses(plot.TARGETS, [0.0])[name]
+            at_zero = scale.scale_losses(scale.TARGETS, [0.0])[name]
             # A two-hot label's best Gaussian lies within a hundredth of a bin of its value.
             assert (loss_YE >= at_zero - 1e-3).all(), name
             grows_YE = np.diff(loss_YE[:, 100:], axis=1)
             assert (grows_YE > -1e-3).all(), name
 
 
-def test_scale_picture(tmp_path, capsys):
-    assert is_picture(plot.main(["scale", str(tmp_path / "new" / "scale.png")]))
+def test_the_figure_of_the_scale(tmp_path, capsys):
+    path = plot.main(["scale", str(tmp_path / "new" / "scale.png")])
+    assert path == tmp_path / "new" / "scale.png" and is_picture(path)
     assert "squared error: loss of target 10,000 / loss of target 1 = 1e+08" in capsys.readouterr().out
 
 
 def test_a_log_with_bins_and_shares(tmp_path, drawn):
-    path = plot.main(["run", str(write_run(tmp_path / "a"))])
-    assert path == tmp_path / "a" / "curves.png" and is_picture(path)
+    assert plot.main(["run", str(write_run(tmp_path / "a"))]) == tmp_path / "a" / "curves.png"
     axes = panels(drawn[0])
     assert {"most likely bin, discount 0.999", "most likely bin, discount 0.9"} <= set(axes)
     assert "most likely bin, discount 0.99" not in axes
@@ -150,12 +149,6 @@ def test_a_log_with_bins_and_shares(tmp_path, drawn):
         assert float(label.get_text()) == pytest.approx(expected, rel=0.06)
     # The peak walks from 8 to 9.6 and reaches 3.9 bins to either side: others were never used.
     assert axis.get_ylim() == (4.5, 13.5)
-
-
-def test_an_old_log_without_bins_shares_and_config(tmp_path, drawn):
-    assert is_picture(plot.plot_run(write_run(tmp_path / "a", bins=None)))
-    assert len(panels(drawn[0])) == len(TASKS) + 4
-    assert panels(drawn[0])["critic loss"].get_ylabel() == "nats"
 
 
 def test_success_by_attempt_is_drawn_and_the_shares_of_a_single_task_are_not(tmp_path, drawn):
@@ -180,44 +173,41 @@ def test_losses_of_dependent_updates_are_not_in_nats(tmp_path, drawn):
     assert critic["actor loss"].get_ylabel() == "nats"
 
 
-def test_bins_of_another_config_keep_their_numbers(tmp_path, drawn):
-    folder = write_run(tmp_path / "a")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"bins": 32}))
-    plot.plot_run(folder)
-    assert panels(drawn[0])["most likely bin, discount 0.9"].get_ylabel() == "bin"
-
-
 def test_shares_of_many_tasks_are_added_up():
     steps = np.array([1.0, 2.0])
     names = [f"T{i}{d}" for i in range(3) for d in ("Easy", "Medium", "Hard")]
     log = {f"share/critic/{name}": (steps, np.full(2, 1 / 9)) for name in names}
     log["share/critic/T0Hard"] = (steps[1:], np.full(1, 1 / 9))  # missing from the first row
-    lines = plot.task_shares(log, "critic")
+    lines = curves.task_shares(log, "critic")
     assert list(lines) == ["T0", "T1", "T2"]
     np.testing.assert_allclose(lines["T0"][1], [2 / 9, 3 / 9])
     log = {f"share/critic/{chr(65 + i)}": (steps, np.full(2, 0.1)) for i in range(10)}
-    lines = plot.task_shares(log, "critic")
+    lines = curves.task_shares(log, "critic")
     assert list(lines) == [*"ABCDEFG", "all others"]
     np.testing.assert_allclose(lines["all others"][1], 0.3)
 
 
 @pytest.mark.parametrize("shares", [True, False])
-def test_scales_picture(tmp_path, monkeypatch, drawn, shares):
+def test_the_figure_of_rescaled_rewards(tmp_path, monkeypatch, drawn, shares):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").mkdir()
     write_scales(tmp_path / "results" / "scales.csv", shares)
-    path = plot.main(["scales"])
-    assert str(path) == "figures/scales.png" and is_picture(path)
+    assert str(plot.main(["scales"])) == "figures/scales.png"
     axes = panels(drawn[0])
     assert {"Bandit\nrewards × 100", "Copy\nrewards × 1", "Maze\nrewards × 0.1"} <= set(axes)
     assert len(axes) == 4 + 4 * shares
+    with open("results/scales.csv") as file:
+        rows = [row for row in csv.DictReader(file) if row["task"] == "Maze" and row["scaled"] == "1"]
+    by_hand = [np.mean([float(r["normalised"]) for r in rows if r["variant"] == v]) for v in scale.VARIANTS]
+    (rescaled,) = (line for line in axes["Maze\nrewards × 0.1"].get_lines() if line.get_label() == "rescaled")
+    np.testing.assert_allclose(rescaled.get_ydata(), by_hand)
 
 
 def test_mean_and_range_are_over_seeds():
-    rows = [{"seed": s, "x": x} for s, x in (("0", 0.0), ("0", 1.0), ("1", 1.0), ("1", 2.0))]
-    assert plot.mean_and_range(rows, "x") == (1.0, 0.5, 1.5)
-    assert plot.mean_and_range([], "x") is None
+    rows = [{"seed": s, "x": x, "y": s} for s, x in (("0", 0.0), ("0", 1.0), ("1", 1.0), ("1", 2.0))]
+    assert scale.over_seeds(rows, "x") == (1.0, 0.5, 1.5)
+    assert scale.over_seeds(rows, "x", y="1") == (1.5, 1.5, 1.5)
+    assert np.isnan(scale.over_seeds(rows, "x", y="2")).all()
 
 
 # --------------------------------------------------------------------------------- several runs, compared
@@ -239,18 +229,17 @@ def write_seed(folder, seed=0, level=0.0, tasks=("RepeatFirstEasy", "HigherLower
 
 def test_seeds_of_one_thing_are_a_band(tmp_path, drawn, capsys):
     folders = [write_seed(tmp_path / f"a_{i}", seed=i, level=i / 10) for i in range(3)]
-    path = plot.main(["run", *folders])
-    assert path == tmp_path / "a.png" and is_picture(path)
+    assert plot.main(["run", *folders]) == tmp_path / "a.png"
     axes = panels(drawn[0])
-    assert list(axes) == ["interquartile mean of 2 tasks", "HigherLowerEasy", "RepeatFirstEasy"]
-    (line, dots), (band,) = axes["RepeatFirstEasy"].get_lines(), axes["RepeatFirstEasy"].collections
+    assert list(axes) == ["interquartile mean, tasks: 2", "HigherLowerEasy", "RepeatFirstEasy"]
+    (line, dots), (band, bars) = axes["RepeatFirstEasy"].get_lines(), axes["RepeatFirstEasy"].collections
     # Returns 0, 0.1, 0.2 of the first run, as running means 0.05, 0.1, 0.15; those of the others 0.1 and 0.2 higher.
     np.testing.assert_allclose(line.get_ydata()[[0, -1]], [0.15, 0.25])
     assert line.get_xdata()[[0, -1]].tolist() == [1000, 3000]
     np.testing.assert_allclose(band.get_paths()[0].vertices[:, 1].min(), 0.05)
     np.testing.assert_allclose(band.get_paths()[0].vertices[:, 1].max(), 0.35)
     np.testing.assert_allclose(dots.get_ydata(), [0.4, 0.5, 0.6])
-    assert "over runs" in drawn[0].get_suptitle() and "over tasks" not in drawn[0].get_suptitle()
+    np.testing.assert_allclose(bars.get_segments()[0][:, 1], [0.3, 0.5])
     printed = capsys.readouterr().out
     assert "a (3 runs): interquartile mean" in printed and "evaluated at 3,000 steps" in printed
 
@@ -258,7 +247,7 @@ def test_seeds_of_one_thing_are_a_band(tmp_path, drawn, capsys):
 def test_scores_and_interquartile_mean_by_hand():
     "Random and best: -0.501 and 1 (RepeatFirst), 0.005 and 0.530 (HigherLower), measured (results/)."
     tasks = ["HigherLowerEasy", "RepeatFirstEasy"]
-    (low_a, high_a), (low_b, high_b) = (curves.load_bounds("popgym")[task] for task in tasks)
+    (low_a, high_a), (low_b, high_b) = (load_bounds("popgym")[task] for task in tasks)
     value_RKn = np.array([[[0.4], [0.5]], [[0.2], [-0.5]]])
     score_RKn = curves.normalised(value_RKn, tasks, {"env": "popgym", "attempts": 2})  # the last one counts
     by_hand = [(0.4 - low_a) / (high_a - low_a), (0.5 - low_b) / (high_b - low_b)]
@@ -269,14 +258,11 @@ def test_scores_and_interquartile_mean_by_hand():
     np.testing.assert_allclose(iqm_n, np.mean(sorted(by_hand)[1:3]))
     assert low_n < iqm_n < high_n
     # Where all attempts count, their sum is divided by how many they are.
-    bounds = curves.load_bounds("procgen-easy")["coinrun"]
+    bounds = load_bounds("procgen-easy")["coinrun"]
     score = curves.normalised(
         np.full((1, 1, 1), 2 * bounds[1]), ["coinrun"], {"env": "procgen-easy", "attempts": 2}
     )
     np.testing.assert_allclose(score, 1)
-    assert (
-        curves.normalised(value_RKn, ["CartPole-v1", "Acrobot-v1"], {"env": "gym:x", "attempts": 1}) is None
-    )
 
 
 def test_intervals_are_over_runs_and_of_a_single_run_over_tasks():
@@ -296,7 +282,7 @@ def test_intervals_are_over_runs_and_of_a_single_run_over_tasks():
     iqm_n, low_n, high_n = curves.interquartile(score_RKn[:1])
     # Of four draws, three or four are the lowest in 5% of all resamples: the middle two are then 0.
     assert (iqm_n, low_n, high_n) == (1.5, 0, 3)
-    assert curves.interquartile(score_RKn[:1, :1])[1] is None
+    assert np.isnan(curves.interquartile(score_RKn[:1, :1])[1:]).all()
 
 
 def test_the_curves_of_one_run_have_its_interval_over_tasks(tmp_path, drawn):
@@ -307,29 +293,31 @@ def test_the_curves_of_one_run_have_its_interval_over_tasks(tmp_path, drawn):
             file.write("\n" + json.dumps({"step": step, "eval/score_mean": 0.4} | row))
     plot.plot_run(folder)
     axis = panels(drawn[0])["all tasks"]
-    assert "95% interval over tasks" in axis.get_legend().get_texts()[-1].get_text()
-    line = next(line for line in axis.get_lines() if "interquartile" in line.get_label())
+    line = next(line for line in axis.get_lines() if "95% interval over tasks" in line.get_label())
     np.testing.assert_allclose(line.get_xydata(), [[10_000, 0.3], [30_000, 0.3]])
     (bars,) = axis.collections
     for (x, low), (_, high) in bars.get_segments():
         assert x in (10_000, 30_000) and 0 <= low < 0.2 and 0.4 < high <= 1
 
 
+def test_the_figure_of_several_runs_is_written(tmp_path):
+    folders = [write_seed(tmp_path / f"a_{i}", seed=i) for i in range(2)]
+    assert is_picture(plot.main(["run", *folders]))
+
+
 def test_compare_draws_groups_apart(tmp_path, drawn, capsys):
     folders = [write_seed(tmp_path / f"a_{i}", seed=i) for i in range(2)]
     folders += [write_seed(tmp_path / "b_0", variant="dep_dep", level=0.2, every=500)]
-    path = plot.main(["compare", *folders, "--output", str(tmp_path / "new" / "x.png")])
-    assert path == tmp_path / "new" / "x.png" and is_picture(path)
+    path = tmp_path / "x.png"
+    assert plot.main(["compare", *folders, "--output", str(path)]) == path
     (figure,) = drawn
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a (2 runs)", "b_0"]
     assert "variant (ind_ind, dep_dep)" in figure.get_suptitle()
-    assert "of a single run: over tasks" in figure.get_suptitle()
     axis = panels(figure)["HigherLowerEasy"]
     lines = [line for line in axis.get_lines() if line.get_linestyle() != "None"]
     assert len({line.get_linestyle() for line in lines}) == len({line.get_color() for line in lines}) == 2
     assert len({line.get_marker() for line in axis.get_lines()}) == 3  # one is none
     assert [line.get_xdata()[-1] for line in lines] == [3000, 1500]
-    assert axis.get_xlabel() == "env steps" and axis.get_ylabel() == "return"
     assert len(capsys.readouterr().out.splitlines()) == 2
 
 
@@ -345,7 +333,7 @@ def test_runs_of_unlike_length_meet_where_the_shorter_one_ends(tmp_path):
     "The longer run is interpolated at the evaluations of the shorter one."
     folders = [write_seed(tmp_path / "a", every=1000), write_seed(tmp_path / "b", seed=1, every=1500)]
     (group,) = curves.read_groups(folders)
-    tasks = curves.tasks_of([group])
+    tasks = curves.tasks_of(group.logs)
     steps_n, values_RKn = curves.evaluated_returns(group.logs, tasks)
     assert steps_n.tolist() == [1000, 2000, 3000]
     np.testing.assert_allclose(values_RKn[1, 0], [0.3, 0.3 + 0.1 / 3, 0.4])
@@ -360,23 +348,29 @@ def test_tasks_are_in_order_of_difficulty_and_common_to_all(tmp_path):
         write_seed(tmp_path / "b", tasks=names[:1] + names[2:]),
     ]
     groups = curves.read_groups(folders)
-    assert curves.tasks_of(groups) == [f"RepeatPrevious{d}" for d in ("Easy", "Medium", "Hard")]
+    assert curves.tasks_of(groups[0].logs) == [f"RepeatPrevious{d}" for d in ("Easy", "Medium", "Hard")]
 
 
 # ------------------------------------------------------------------------------------------ a policy at work
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    "Two small runs: RepeatPrevious, two attempts, two-hot critic; Pendulum, continuous, scalar critic."
+def saved(tmp_path_factory):
+    """Checkpoints of two policies with random weights: RepeatPrevious, two attempts, two-hot critic; Pendulum,
+    continuous, scalar critic."""
     root = tmp_path_factory.mktemp("attention")
-    common = ["--scale", "smoke", "--steps", "600", "--device", "cpu", "--layers", "2"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "ROOT", root)
-        train.main(
-            ["--name", "cards", "--tasks", "RepeatPreviousEasy,RepeatFirstEasy", "--attempts", "2", *common]
-        )
-        train.main(["--name", "swing", "--env", "gym:Pendulum-v1", "--variant", "dep_dep", *common])
+    common = ["--scale", "smoke", "--device", "cpu", "--layers", "2"]
+    for name, *flags in (
+        ("cards", "--tasks", "RepeatPreviousEasy,RepeatFirstEasy", "--attempts", "2"),
+        ("swing", "--env", "gym:Pendulum-v1", "--variant", "dep_dep"),
+    ):
+        config = parse(["--name", name, *flags, *common], root)
+        torch.manual_seed(0)
+        agent = make_agent(config, make_env(config.env, config.tasks, config.attempts))
+        for parameter in agent.parameters():  # new critics would say 0 to everything
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        state = {"config": dataclasses.asdict(config), "agent": agent.state_dict()}
+        checkpoint.save(root / "runs" / name / "best.pt", state)
     return root / "runs"
 
 
@@ -489,8 +483,8 @@ def test_advantages_of_continuous_actions_are_over_samples(variant):
     assert error_T.max() < q_T.abs().max()
 
 
-def test_the_rollout_is_what_the_policy_lived(runs):
-    policy = train.load(runs / "cards", seed=3)
+def test_the_rollout_is_what_the_policy_lived(saved):
+    policy = load(saved / "cards", seed=3)
     env = policy.make_env()
     rollout = attention.play(policy, env, "RepeatPreviousEasy", seed=3)
     assert len(rollout.reward_T) == 102 and rollout.terminated
@@ -513,12 +507,12 @@ def test_the_rollout_is_what_the_policy_lived(runs):
     assert not (other.obs["vector"][:51, cards] == short.obs["vector"][:51, cards]).all()
 
 
-def test_the_figure_of_a_rollout(runs, drawn, capsys):
-    path = plot.main(["attention", str(runs / "cards"), "--seed", "2"])
-    assert path == runs / "cards" / "attention.png" and is_picture(path)
+def test_the_figure_of_a_rollout(saved, drawn, capsys):
+    path = plot.main(["attention", str(saved / "cards"), "--seed", "2"])
+    assert path == saved / "cards" / "attention.png"
     assert "RepeatPreviousEasy, 102 steps (others: --task RepeatFirstEasy)" in capsys.readouterr().out
     (figure,) = drawn
-    policy = train.load(runs / "cards", seed=2)
+    policy = load(saved / "cards", seed=2)
     config, agent = policy.config, policy.agent
     rollout = attention.play(policy, policy.make_env(), "RepeatPreviousEasy", seed=2)
     assert f"return {rollout.total:.3f}; dashed: a new attempt begins" in figure.get_suptitle()
@@ -588,11 +582,11 @@ def test_bins_that_are_likely_or_that_a_line_passes_are_drawn():
         np.testing.assert_allclose(axis.get_lines()[0].get_ydata(), 7, atol=1e-4)
 
 
-def test_the_figure_of_continuous_actions_and_a_scalar_critic(runs, drawn, tmp_path):
-    out = tmp_path / "new" / "swing.png"
-    assert plot.main(["attention", str(runs / "swing" / "best.pt"), "--output", str(out)]) == out
+def test_the_figure_of_continuous_actions_and_a_scalar_critic(saved, drawn, tmp_path):
+    out = tmp_path / "swing.png"
+    assert plot.main(["attention", str(saved / "swing" / "best.pt"), "--output", str(out)]) == out
     axes = {axis.get_title(): axis for axis in drawn[0].axes}
-    policy = train.load(runs / "swing")
+    policy = load(saved / "swing")
     rollout = attention.play(policy, policy.make_env(), "Pendulum-v1")
     steps = len(rollout.reward_T)
     x_TI = policy.agent.embed(rollout.obs["vector"])
@@ -609,6 +603,12 @@ def test_the_figure_of_continuous_actions_and_a_scalar_critic(runs, drawn, tmp_p
     assert len(line.get_ydata()) == steps and np.abs(line.get_ydata()).max() <= 1
 
 
+def test_the_pictures_of_a_trained_run(trained, tmp_path):
+    folder, name = trained
+    assert is_picture(folder / name / "curves.png")
+    assert is_picture(plot.main(["attention", str(folder / name), "--output", str(tmp_path / "x.png")]))
+
+
 def test_what_followed_is_discounted():
     "1 + 0.5 (0 + 0.5 x 4) = 2, then 2, then 4."
     assert attention.discounted(torch.tensor([1.0, 0.0, 4.0]), 0.5).tolist() == [2, 2, 4]
@@ -622,40 +622,32 @@ def test_mistakes_are_answered_in_one_line(tmp_path, monkeypatch):
             plot.main(list(argv))
         assert "\n" not in str(error.value)
 
-    says("python plot.py run runs/<name>", "walk")
-    says("python plot.py run runs/<name>", "run")
-    says("no log at", "run", "nowhere")
-    says("python plot.py compare runs/<name>", "compare")
-    says("compare takes two runs or more", "compare", "nowhere")
-    says("no log at", "compare", "nowhere", "elsewhere")
-    says("takes one file at most", "scales", "a.csv", "b.csv")
+    for wrong in ("walk", "run", "compare", "compare nowhere", "attention a b", "scale a b", "scales a b"):
+        says(f"cannot draw '{wrong}'. Type one of: python plot.py run runs/<name>", *wrong.split())
+    says("no log at nowhere .*runs/my_run", "run", "nowhere")
+    says("no log at nowhere", "compare", "nowhere", "elsewhere")
     first = write_seed(tmp_path / "first")
-    says("differ in layers .not said, 5.: .*compare", "run", first, write_seed(tmp_path / "b", layers=5))
+    says("differ in layers .not given, 5.. .*compare", "run", first, write_seed(tmp_path / "b", layers=5))
     says("--env popgym and atari", "compare", first, write_seed(tmp_path / "c", env="atari"))
     says("no task in common", "compare", first, write_seed(tmp_path / "d", tasks=["Copy"]))
     (tmp_path / "b" / "config.json").unlink()
-    says("no config.json in .*b", "compare", first, str(tmp_path / "b"))
+    says("no log at .*b .*config.json", "compare", first, str(tmp_path / "b"))
     says("results/scales.csv.*make scales", "scales")
     (tmp_path / "a.csv").write_text("variant,scaled,seed,task,factor,return\nind_ind,1,0,Copy,1,2\n")
-    says("a.csv has no rows with normalised.*make scales", "scales", "a.csv")
-    (tmp_path / "a.csv").write_text("variant,scaled,seed,task,factor,return,normalised\n")
-    says("a.csv has no rows.*make scales", "scales", "a.csv")
-    (tmp_path / "a.csv").write_text(
-        "variant,scaled,seed,task,factor,return,normalised\nind_ind,1,0,C,1,?,1\n"
-    )
-    says("must be numbers.*make scales", "scales", "a.csv")
+    says("a.csv must have rows with the columns .*normalised: .*make scales", "scales", "a.csv")
+    for row in ("", "ind_ind,1,0,C,1,?,1\n"):
+        (tmp_path / "a.csv").write_text("variant,scaled,seed,task,factor,return,normalised\n" + row)
+        says("a.csv must have .*numbers in scaled.*make scales", "scales", "a.csv")
 
 
-def test_mistakes_about_attention_are_answered_in_one_line(runs, tmp_path, monkeypatch):
+def test_mistakes_about_attention_are_answered_in_one_line(saved, tmp_path, monkeypatch):
     def says(message, *argv):
         with pytest.raises((ValueError, plot.CheckpointError), match=message) as error:
             plot.main(["attention", *argv])
         assert "\n" not in str(error.value)
 
-    cards = str(runs / "cards")
-    says("python plot.py attention runs/<name>")
-    says(r"no checkpoint at .*nowhere \(there are: .*cards", str(runs / "nowhere"))
-    says("one run at a time", cards, str(runs / "swing"))
+    cards = str(saved / "cards")
+    says(r"no checkpoint at .*nowhere \(there are: .*cards", str(saved / "nowhere"))
     says(
         "not trained on task 'RepeatPrevios'. Did you mean RepeatPreviousEasy",
         cards,

@@ -277,7 +277,7 @@ def test_what_kills_procgen_uncatchably_is_an_error_of_one_line(game, mode, leve
 import functools, sys, suites
 from suites.procgen import ProcgenGame
 make = functools.partial(ProcgenGame, "{game}", "{mode}", range({level}, {level} + 1))
-suites.BENCHMARKS["asked"] = suites.Benchmark(lambda split: {{"{game}": make}})
+suites.BENCHMARKS["asked"] = suites.Benchmark(lambda split: {{"{game}": make}}, "procgen")
 try:
     suites.make_env("asked").reset(seed=0)
 except ValueError as error:
@@ -301,7 +301,10 @@ def test_a_missing_package_says_what_to_install_and_an_installed_one_is_quiet(mo
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_procgen)
-    with pytest.raises(ValueError, match="need the procgen package: pip install"):
+    with pytest.raises(
+        ValueError,
+        match=r"^--env procgen-easy needs the package procgen \(Linux on x86_64 only\): pip install",
+    ):
         make_env("procgen-easy")
 
 
@@ -310,7 +313,7 @@ def test_the_ranges_by_which_scores_are_normalised():
     assert list(easy) == list(PROCGEN_EASY) and list(hard) == list(PROCGEN_MEMORY_HARD)
     assert easy["coinrun"] == (5.0, 10.0) and easy["climber"] == (2.0, 12.6)
     assert hard["jumper"] == (1.0, 10.0) and hard["fruitbot"] == (-0.5, 27.2)
-    assert BENCHMARKS["procgen-easy-rescaled"].reward_factors == {"coinrun": 100.0, "climber": 0.1}
+    assert BENCHMARKS["procgen-easy-rescaled"].rules.reward_factors == {"coinrun": 100.0, "climber": 0.1}
     assert PROCGEN.max_steps == 2500
 
 

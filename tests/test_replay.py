@@ -160,6 +160,23 @@ def assert_same(a, b):
         assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
 
 
+def test_groups_of_windows_are_trimmed_to_their_longest():
+    rng = np.random.default_rng(0)
+    replay = Replay(**DISCRETE, max_length=9, capacity_trajectories=12)
+    for number in range(12):
+        replay.add(**trajectory(int(rng.integers(1, 10)), rng, number))
+    batch = replay.sample(10, context=7)
+    assert batch.lengths == tuple(batch.mask_BT.sum(1).tolist())
+    for first, last in ((0, 10), (0, 3), (3, 4), (4, 10)):
+        part, steps = batch.windows(first, last), batch.lengths[first]
+        assert part.lengths == batch.lengths[first:last] and part.mask_BT.shape == (last - first, steps)
+        assert torch.equal(part.real_S, part.mask_BT.flatten().nonzero().flatten())
+        for name in ("action_BT", "reward_BT", "done_BT", "mask_BT"):
+            assert torch.equal(getattr(part, name), getattr(batch, name)[first:last, :steps])
+        for name in ("obs_BTO", "time_BT"):
+            assert torch.equal(getattr(part, name), getattr(batch, name)[first:last, : steps + 1])
+
+
 def test_shapes_and_types():
     replay = Replay(5, (3,), np.float32, 10, capacity_trajectories=4)
     for steps in (4, 10):
