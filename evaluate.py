@@ -26,16 +26,16 @@ from tqdm import tqdm
 
 from agent import Agent, Policy
 from config import Config, check_device, refuse_import
-from envs import MultiTaskEnv, nearest
+from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
-from runtime.wiring import observation_parts, sizes
 from suites import (
     BENCHMARKS,
     env_arguments,
     evaluation_arguments,
     held_out_tasks,
     make_env,
+    nearest,
     split_names,
 )
 from suites.scores import add_attempts, format_table, load_bounds, score_rows
@@ -54,7 +54,8 @@ class TrainedPolicy(Policy):
 def make_agent(config, env: MultiTaskEnv) -> Agent:
     """An agent whose networks fit the observations and actions of `env`. ValueError if its encoder does not."""
     vocabulary = BENCHMARKS[config.env].vocabulary if config.env in BENCHMARKS else None
-    return Agent(config, *sizes(env), vocabulary)
+    sizes = (env.observation_size, env.action_size, env.discrete, env.image_shape, env.layout)
+    return Agent(config, *sizes, vocabulary)
 
 
 def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, seed: int = 0) -> TrainedPolicy:
@@ -123,10 +124,7 @@ def evaluate(
     queue = deque((task, episode) for episode in range(episodes) for task in tasks)
     envs = [make() for _ in range(min(config.num_envs, len(queue)))]
     policy = Policy(agent, config, num_envs=len(envs), seed=seed, greedy=greedy)
-    obs = {
-        name: np.zeros((len(envs), *shape), dtype)
-        for name, (shape, dtype) in observation_parts(envs[0]).items()
-    }
+    obs = {name: np.zeros((len(envs), *shape), dtype) for name, (shape, dtype) in envs[0].parts.items()}
     rollouts, playing = {task: [] for task in tasks}, [False] * len(envs)
 
     def see(e: int, seen) -> None:

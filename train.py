@@ -26,8 +26,7 @@ from runtime.checkpoint import CheckpointError
 from runtime.episode_buffer import EpisodeBuffer, parts
 from runtime.memory import make_replay
 from runtime.run import Run
-from runtime.vector_env import make_vector_env
-from runtime.wiring import in_processes, observation_parts
+from runtime.vector_env import in_processes, make_vector_env
 from suites import env_arguments, make_env
 from update import update
 
@@ -69,7 +68,7 @@ def set_up(run: Run) -> None:
     )
     length, longest = run.replay.max_length, run.env.max_rollout_length
     stagger = None if longest and longest <= length else run.rng  # whole rollouts need no cuts
-    run.buffer = EpisodeBuffer(config.num_envs, length, observation_parts(run.env), stagger)
+    run.buffer = EpisodeBuffer(config.num_envs, length, run.env.parts, stagger)
     run.policy = Policy(run.agent, config, config.num_envs, seed=seeds.policy)
     run.start(saved)
 

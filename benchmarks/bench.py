@@ -1,9 +1,7 @@
-r"""All benchmarks, one table, and results/bench.csv with the machine it was measured on.
+r"""The benchmarks of rollout, replay and learner in one table, results/bench.csv, with the machine's description.
 
-    make bench                       # about 20 minutes on 2 cores; leave the machine alone meanwhile
-    python benchmarks/bench.py --quick
-
-Rollout, replay and learner, one after the other.
+make bench                       # about 20 minutes on 2 cores; run nothing else meanwhile
+python benchmarks/bench.py --quick
 """
 
 import argparse
@@ -18,8 +16,8 @@ sys.path.insert(0, str(ROOT))
 
 from runtime.logger import available_memory, describe_versions
 
-# The mean entropy, in nats, of a policy trained for an hour at laptop scale on all of POPGym (0.65 to 0.77,
-# results/popgym_laptop_again.txt).
+# Mean entropy, in nats, of a policy trained for an hour at laptop scale on all of POPGym: 0.65 to 0.77 in
+# results/popgym_laptop_again.txt.
 TRAINED_ENTROPY = 0.75
 FIELDS = ("benchmark", "case", "what", "value", "unit", "plain", "ratio")
 PARTS = {
@@ -37,7 +35,7 @@ QUICK["replay"] = ["--cases", "vectors-laptop", "--seconds", "1"]
 
 
 def processor() -> str:
-    "The processor's name, where the system tells it."
+    "The processor's name, if the system knows it."
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -45,7 +43,7 @@ def processor() -> str:
 
 
 def load(name: str):
-    "A benchmark of this folder, by its path: the project has a replay.py of its own."
+    "Import a benchmark of this folder by its path: benchmarks/replay.py has the name of the project's replay.py."
     spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", ROOT / "benchmarks" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -53,13 +51,15 @@ def load(name: str):
 
 
 def main(argv=None) -> list[dict]:
-    """Run them all; returns the rows that it writes."""
+    """Run all benchmarks, write the table, and return its rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a few cases, seconds each: does it run?")
+    parser.add_argument(
+        "--quick", action="store_true", help="a few cases of seconds each, to see that it runs"
+    )
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "bench.csv")
     arguments = parser.parse_args(argv)
     if arguments.quick and arguments.output == ROOT / "results" / "bench.csv":
-        arguments.output = ROOT / "results" / "bench_quick.csv"  # not the numbers that the README cites
+        arguments.output = ROOT / "results" / "bench_quick.csv"  # keep the numbers that the README cites
     partial = arguments.output.with_suffix(".partial")
     versions = describe_versions(ROOT)
     machine = f"{processor()}, {versions['machine']}, {available_memory() / 1e9:.0f} GB of memory free"
@@ -68,14 +68,14 @@ def main(argv=None) -> list[dict]:
         name = part.split(",")[0]
         print(f"\n{part}: python benchmarks/{name}.py {' '.join(flags)}", flush=True)
         table += [{**row, "benchmark": part} for row in load(name).main(flags)]
-        # After each part, so that an interruption loses one; in the place of the last numbers at the end.
+        # Written after each part, so that an interruption loses only one; renamed at the end.
         with partial.open("w", newline="") as file:
             file.write(f"# {machine}; torch {versions['torch']}; commit {versions['commit']}\n")
             writer = csv.DictWriter(file, FIELDS)
             writer.writeheader()
             writer.writerows(table)
     partial.replace(arguments.output)
-    print(f"written: {arguments.output}")
+    print(f"wrote {arguments.output}")
     return table
 
 

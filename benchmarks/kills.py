@@ -1,11 +1,11 @@
-r"""Kill a run at random moments and resume it: is every row of its log there, once?
+r"""Kill a run at random times and resume it: does its log keep every row, once?
 
-    python benchmarks/kills.py                  # twenty kills, some minutes; exit status 1 if anything was lost
+    python benchmarks/kills.py                  # twenty kills, some minutes; exit status 1 if a row was lost or doubled
 
-What     a run at smoke scale that saves a checkpoint about every second is ended by SIGKILL after a random time, and
-         resumed, again and again; then it is let run to its end, beside one that nobody killed
-Lost     a row that was in the log when a checkpoint was made after it, and is not there at the end; or one of
-         the undisturbed run's that is missing. Doubled: two rows of one update
+What     a run at smoke scale saves a checkpoint about every second. SIGKILL ends it after a random time, and it is
+         resumed, again and again. It then runs to its end, and so does a second run that is never killed
+Lost     a row that a checkpoint covered, or that the undisturbed run has, is missing at the end
+Doubled  two rows belong to one update
 """
 
 import argparse
@@ -31,13 +31,13 @@ TIMES = ("minutes", "steps_per_second", "updates_per_second")
 
 
 def start(folder: Path, flags: list[str]) -> subprocess.Popen:
-    "The program, with its runs under `folder`."
+    "Start the program, with its runs under `folder`."
     command = [sys.executable, "-c", PROGRAM, str(folder), *flags]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def rows_of(run: Path, size: int | None = None) -> list[str]:
-    "Rows about training in the first `size` bytes of a log, without what is measured by the clock."
+    "Rows about training in the first `size` bytes of a log, without the columns that depend on time."
     path = run / "metrics.jsonl"
     lines = path.read_bytes()[:size].decode().splitlines() if path.exists() else []
     rows = [json.loads(line) for line in lines if line.endswith("}")]
@@ -50,13 +50,13 @@ def main(argv=None) -> int:
     """Kill, resume and compare; returns 0 if nothing was lost or doubled."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--seed", type=int, default=0, help="of the random times")
     parser.add_argument("--steps", type=int, default=250_000, help="env steps of the run")
     parser.add_argument(
-        "--longest", type=float, default=3.0, help="seconds from a run's first row to its end"
+        "--longest", type=float, default=3.0, help="seconds at most from a new row to the kill"
     )
     arguments = parser.parse_args(argv)
-    moments = random.Random(arguments.seed)
+    times = random.Random(arguments.seed)
     flags = ["--scale", "smoke", "--device", "cpu", "--tasks", "RepeatFirstEasy,MineSweeperEasy"]
     flags += ["--steps", str(arguments.steps), "--log_every", "10"]
     flags += ["--eval_every", "0.1", "--eval_episodes", "1"]
@@ -67,10 +67,10 @@ def main(argv=None) -> int:
         process = start(folder, [*flags, "--name", "killed"])
         for kill in tqdm(range(arguments.kills), desc="kills", disable=None):
             resumed_from = len(rows_of(run))
-            # Imports take seconds, in which there is nothing to lose: wait for a new row, and a random time.
+            # Imports take seconds in which there is nothing to lose: wait for a new row first.
             while process.poll() is None and len(rows_of(run)) <= (resumed_from if kill else 0):
                 time.sleep(0.02)
-            time.sleep(moments.uniform(0, arguments.longest))
+            time.sleep(times.uniform(0, arguments.longest))
             if process.poll() is not None:
                 finished += 1
                 print(process.stdout.read()[-2000:])
@@ -91,7 +91,7 @@ def main(argv=None) -> int:
         rows, whole = rows_of(run), rows_of(folder / "runs" / "whole")
         lost = len((checkpointed | set(whole)) - set(rows))
         doubled = len(rows) - len({json.loads(row)["updates"] for row in rows})
-        print(f"{len(rows)} rows, {len(whole)} of the run that nobody killed, equal: {rows == whole}")
+        print(f"{len(rows)} rows, {len(whole)} in the undisturbed run, equal: {rows == whole}")
         print(f"{arguments.kills} kills, {resumes} resumes, {lost} rows lost, {doubled} rows doubled")
         return int(bool(lost or doubled or undisturbed.returncode))
 

@@ -1,9 +1,10 @@
-r"""Does a run's memory grow? Resident size along a run, and over many changes of a Procgen level.
+r"""Does the memory of a run grow?
 
     python benchmarks/memory.py                 # 200,000 env steps at smoke scale; exit status 1 if it grows
 
-What     resident memory when a quarter of the steps has been made, by when the replay is full and every task has
-         been played, and at the end: within 5%. And over 1,000 level changes in one Procgen task: below 20 MB
+Run      resident memory at the end is within 5% of that after a quarter of the steps, when the replay is full and
+         every task has been played
+Levels   1,000 changes of level in one Procgen task add less than 20 MB
 """
 
 import argparse
@@ -22,14 +23,14 @@ from suites import make_env
 
 
 def resident() -> int:
-    "Bytes of this process that are in memory now."
+    "Bytes of this process that are in memory."
     gc.collect()
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 def along_a_run(steps: int) -> list[tuple[int, int]]:
-    """(env steps, bytes resident) at each quarter of a run of the real program."""
+    """(env steps, resident bytes) after each quarter of a run of the program."""
     seen, collect = [], train.collect
 
     def watched(run):
@@ -48,7 +49,7 @@ def along_a_run(steps: int) -> list[tuple[int, int]]:
 
 
 def over_levels(changes: int) -> int:
-    """Bytes by which this process grows over so many new levels of a Procgen task, after a tenth as many."""
+    """Bytes that this process grows by over that many new levels of a Procgen task, after a tenth as many."""
     env = make_env("procgen-easy", "coinrun", attempts=1)
     for change in tqdm(range(changes + changes // 10), desc="levels", disable=None):
         if change == changes // 10:
@@ -62,7 +63,7 @@ def over_levels(changes: int) -> int:
 
 
 def main(argv=None) -> int:
-    """Measure and print; returns 0 if neither grows beyond its limit."""
+    """Measure and print both; returns 0 if both stay within their limits."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--levels", type=int, default=1000)
@@ -71,9 +72,9 @@ def main(argv=None) -> int:
     for steps, size in sizes:
         print(f"{steps:>9,} env steps: {size / 1e6:.1f} MB")
     growth = sizes[-1][1] / sizes[0][1] - 1
-    print(f"from a quarter to the end: {growth:+.1%} (limit 5%)")
+    print(f"growth after the first quarter: {growth:+.1%} (limit 5%)")
     levels = over_levels(arguments.levels) if arguments.levels else 0
-    print(f"{arguments.levels:,} Procgen level changes: {levels / 1e6:+.1f} MB (limit 20 MB)")
+    print(f"{arguments.levels:,} changes of a Procgen level: {levels / 1e6:+.1f} MB (limit 20 MB)")
     return int(growth > 0.05 or levels > 20e6)
 
 

@@ -1,14 +1,14 @@
-r"""Env steps per second of the rollout, where its time goes, and a plain loop beside it, interleaved.
+r"""Env steps per second while collecting, the shares of that time, and a plain loop for comparison.
 
     python benchmarks/rollout.py                                     # all cases: a few minutes
     python benchmarks/rollout.py --cases popgym-8,popgym-64 --seconds 5
 
-What     `train.collect` of a run that never updates, with an untrained policy: the replay fills, nothing is learned.
-         Each case is a benchmark's environments at its laptop scale; POPGym with 8, 64 and 256 of them
-Plain    an environment at a time: each has a memory of its own, and the policy is called once for each of them
-Rows     env steps per second, median of the repeats, and over the plain loop's; then the shares of that time:
-         policy (from observations to actions), environments (simulators and what makes one space of them),
-         bookkeeping (all the rest). Both loops take turns, so that another program's load falls on both
+What     `train.collect` with an untrained policy, and no updates: the replay fills, and nothing is learned. A case is
+         a benchmark with the environments of its laptop scale; POPGym has 8, 64 and 256 of them
+Plain    one environment after the other, each with its own policy and memory
+Rows     env steps per second: the median over the repeats, and its ratio to the plain loop's. Then shares of the time:
+         policy (observations to actions), environments (simulators and their common space), bookkeeping (the
+         rest). The loops take turns, so that the load of other programs slows both
 """
 
 import argparse
@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 import train
 from agent import Policy
 
-# case -> benchmark, environments (None: as its scale has it), whether the plain loop runs beside it.
+# case -> benchmark, number of environments (None: the scale's), whether the plain loop runs, too
 CASES = {
     "popgym-8": ("popgym", 8, True),
     "popgym-64": ("popgym", 64, True),
@@ -46,7 +46,7 @@ CASES = {
 
 @contextlib.contextmanager
 def fresh_run(case: str, *flags: str):
-    """A run of the real program at its first step, silent, in a folder that goes with it."""
+    """A run of the program before its first step, without output, in a temporary folder."""
     env, num_envs, _ = CASES[case]
     flags += ("--num_envs", str(num_envs)) if num_envs else ()
     root, silence = train.ROOT, io.StringIO()
@@ -57,7 +57,7 @@ def fresh_run(case: str, *flags: str):
                 run = train.Run(train.parse(["--env", env, "--name", case, "--minutes", "None", *flags]))
         finally:
             train.ROOT = root
-        # Nothing is to be saved: a benchmark stops at once. Of two runs at a time only the last would hear of it.
+        # Ctrl-C stops a benchmark at once: there is nothing to save.
         for number, handler in run.log.handlers.items():
             signal.signal(number, handler)
         try:
@@ -67,9 +67,9 @@ def fresh_run(case: str, *flags: str):
 
 
 class PlainLoop:
-    """The rollout of POPGym's tasks written plainly, on the environments of a `run` at its first step.
+    """Collecting written plainly, for POPGym, on the environments of a `run` before its first step.
 
-    With a greedy policy and no exploration it puts into the replay exactly what `train.collect` does.
+    With a greedy policy and no exploration it fills the replay exactly as `train.collect` does.
     """
 
     def __init__(self, run):
@@ -79,7 +79,7 @@ class PlainLoop:
         self.rollouts = [([obs], []) for obs in run.lanes.newest()["vector"]]  # observations, rewards
 
     def step(self) -> None:
-        """One step of each environment."""
+        """Step each environment once."""
         run, epsilon_E = self.run, self.run.epsilon()
         for e, (env, policy) in enumerate(zip(self.envs, self.policies)):
             obs_T, reward_T = self.rollouts[e]
@@ -98,13 +98,13 @@ class PlainLoop:
 
 
 def step_of(run) -> None:
-    "What `train.main` does between two updates."
+    "Collect one step, as `train.main` does between two updates."
     run.next_step()
     train.collect(run)
 
 
 def timed(function, spent: dict, name: str):
-    "The function, adding the seconds that it takes to `spent[name]`."
+    "The function; each call adds its seconds to `spent[name]`."
 
     def call(*arguments):
         start = time.perf_counter()
@@ -126,7 +126,7 @@ class TimedPolicy:
 
 
 def rate(step, env_steps: int, seconds: float) -> float:
-    "Env steps per second of `step()`, which takes `env_steps` of them, over about that many seconds."
+    "Env steps per second of `step()`, which takes `env_steps` at a time, over about `seconds`."
     start, count, spent = time.perf_counter(), 0, 0.0
     while spent < seconds:
         step()
@@ -142,7 +142,7 @@ def rows(
     scale: str = "laptop",
     device: str = "cpu",
 ) -> list[dict]:
-    """The table: for each case its rate and three shares. `seconds` of each loop in each of `repeats`.
+    """The table: a rate and three shares for each case. Each loop takes `seconds` in each of `repeats`.
 
     `warmup` steps come first (default: the context, so that all memories are full). ValueError for an unknown case.
     """
@@ -178,7 +178,7 @@ def rows(
 
 
 def row(case: str, what: str, value: float, unit: str, plain: float | None = None) -> dict:
-    "A line of the table."
+    "A row of the table."
     ratio = None if plain is None else value / plain
     return {
         "benchmark": "rollout",
@@ -192,12 +192,12 @@ def row(case: str, what: str, value: float, unit: str, plain: float | None = Non
 
 
 def main(argv: list[str] | None = None) -> list[dict]:
-    """Print the table of the cases that the command line asks for."""
+    """Print and return the table for the cases on the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES), help="comma-separated: " + ", ".join(CASES))
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each loop in each repeat")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each loop in each repeat")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--warmup", type=int, help="steps before anything is measured; default: the context")
+    parser.add_argument("--warmup", type=int, help="steps before the measurement; default: the context")
     parser.add_argument("--scale", default="laptop", choices=("paper", "laptop", "smoke"))
     parser.add_argument("--device", default="cpu")
     options = vars(parser.parse_args(argv))

@@ -29,7 +29,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 import learner
 
 from presets import COLUMNS, preset
-from runtime.wiring import learner_bytes
+from runtime.memory import learner_bytes
 
 BASE = {"batch_size": 4, "context": 256}
 SWEEPS = {

@@ -6,7 +6,8 @@ Why      a run takes days. A crash, a full disk or Ctrl-C must leave the last ch
          noticed, a stranger's file must not run code, and on a CPU a resumed run must be exactly the run that was
          interrupted
 Paper    none
-Format   the output of `torch.save`, which torch.load can open, then its SHA-256 (32 bytes) and b"AMAGO2CK"
+Format   the output of `torch.save`, then a trailer: its SHA-256 (32 bytes) and b"AMAGO2CK". Zip archives tolerate
+         bytes at their end, so it can be opened without this file: torch.load(path, weights_only=True)
 Folder   runs/<name>/checkpoint.pt names the files that belong to it, with their checksums, and is written last:
            parts/replay-RANK-FIRST.pt   segments from number FIRST on, written once, when they are new
            parts/rank-RANK-SAVE.pt      state of one process: episodes in progress, policy, environments, generators
@@ -14,8 +15,6 @@ Folder   runs/<name>/checkpoint.pt names the files that belong to it, with their
 Notes    A simulator cannot be saved as plain data. Instead, its rollout's seeds and the actions since are saved and
          stepped again; if that does not lead to the same observation, the rollout restarts (Run.lost counts it).
          Processes on several machines share the folder.
-Copy     this file alone; needs torch and numpy
-Try      python runtime/checkpoint.py
 """
 
 import dataclasses
@@ -25,14 +24,14 @@ import os
 import pickle
 import random
 import re
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from runtime import distributed
 
 MAGIC = b"AMAGO2CK"
 TRAILER = hashlib.sha256().digest_size + len(MAGIC)  # bytes
@@ -211,7 +210,7 @@ def set_rng_state(state: dict) -> None:
     name, key, *rest = state["numpy"]
     np.random.set_state((name, key.numpy(), *rest))
     torch.set_rng_state(state["torch"])
-    here = torch.cuda.device_world_size() if torch.cuda.is_available() else 0
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
     for device, device_state in enumerate(state["cuda"][:here]):
         torch.cuda.set_rng_state(device_state, device)
 
@@ -260,28 +259,11 @@ MODEL_FIELDS = (
 ROLLOUT_FIELDS = ("num_envs", "context", "segment_length", "max_steps")
 
 
-# As in runtime/distributed.py, repeated here so that this file can be copied alone.
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
-
-
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
-def _all_gather(mine) -> list:
-    "Every process's object, in order of ranks, in all of them."
-    everyones = [mine] * _world_size()
-    if dist.is_initialized():
-        dist.all_gather_object(everyones, mine)
-    return everyones
-
-
 def save_run(run) -> None:
     """Write checkpoint.pt and its parts, all that a resume needs. The checkpoint before becomes previous.pt."""
     run.saves += 1
-    processes = _all_gather(_save_own(run))
-    if not _rank():
+    processes = distributed.all_gather(_save_own(run))
+    if not distributed.rank():
         log = {"bytes": run.log.sync(), "minutes": run.log.minutes}
         state = run.weights() | {"log": log, "processes": processes}
         state |= {"optimizer": run.optimizer.state_dict(), "schedule": run.schedule.state_dict()}
@@ -298,7 +280,7 @@ def _parts_of(processes: list[dict]) -> list[dict]:
 
 def _save_own(run) -> dict:
     "Write this process's own state to files: the segments that are new in its replay, and all the rest."
-    folder, replay, rank = run.folder / "parts", run.replay, _rank()
+    folder, replay, rank = run.folder / "parts", run.replay, distributed.rank()
     end = run.replay_parts[-1]["end"] if run.replay_parts else 0
     run.replay_parts = [part for part in run.replay_parts if part["end"] > replay.oldest]
     for first in range(max(end, replay.oldest), replay.total_added, PART):
@@ -344,7 +326,7 @@ def restore_run(run) -> tuple[dict | None, dict]:
             break
     else:
         raise error
-    if path == previous and not _rank():
+    if path == previous and not distributed.rank():
         os.replace(previous, newest)  # the damaged file must not become the next previous.pt
     fill(run.agent, state["agent"])
     run.optimizer.load_state_dict(state["optimizer"])
@@ -368,7 +350,7 @@ def _on_all_processes(read, *arguments, **more) -> tuple:
         result = read(*arguments, **more)
     except CheckpointError as caught:
         error = caught
-    return result, next((e for e in _all_gather(error) if e is not None), None)
+    return result, next((e for e in distributed.all_gather(error) if e is not None), None)
 
 
 def _check_run(run, state: dict, path) -> None:
@@ -380,7 +362,7 @@ def _check_run(run, state: dict, path) -> None:
             raise ValueError(
                 f"--{name} was {was} and is now {now}: the saved replay holds longer segments. Leave it, or raise it"
             )
-    saved, now = len(state["processes"]), _world_size()
+    saved, now = len(state["processes"]), distributed.world_size()
     if saved != now:
         raise ValueError(
             f"runs/{run.config.name} was saved by {saved} process(es) and is resumed by {now}: resume it with "
@@ -390,7 +372,7 @@ def _check_run(run, state: dict, path) -> None:
 
 def _load_own(run, state: dict) -> dict:
     "This process's own state; its segments go into the replay, one file at a time."
-    folder, mine = run.folder / "parts", state["processes"][_rank()]
+    folder, mine = run.folder / "parts", state["processes"][distributed.rank()]
     own = load_part(folder, mine["state"])
     run.replay.load_state_dict(own["replay"], (load_part(folder, part) for part in mine["replay"]))
     run.replay_parts, run.parts_before = mine["replay"], _parts_of(state["processes"])
@@ -418,31 +400,3 @@ def continue_run(run, own: dict) -> None:
         run.lost += int((~same_E).sum())
         print(f"{(~same_E).sum()} of {len(same_E)} rollouts restart: their simulators did not repeat them")
     set_rng_state(own["rng"])
-
-
-# ------------------------------------------------------------------------------------------ example
-
-
-def _example() -> None:
-    "Save, load and draw again; then a file that was cut short."
-    draw = lambda: [round(x, 6) for x in (random.random(), np.random.rand(), torch.rand(()).item())]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint.pt"
-        random.seed(0), np.random.seed(0), torch.manual_seed(0)
-        save(path, {"weights": {"w": torch.arange(3.0)}, "steps": 1200, "rng": rng_state()})
-        print("drawn after saving: ", draw())
-        state = load(path)
-        set_rng_state(state["rng"])
-        print("drawn after loading:", draw())
-        print(
-            f"{path.stat().st_size} bytes: weights {state['weights']['w'].tolist()}, steps {state['steps']}"
-        )
-        path.write_bytes(path.read_bytes()[:-100])
-        try:
-            load(path)
-        except CheckpointError as error:
-            print("refused:", str(error).replace(folder, "FOLDER"))
-
-
-if __name__ == "__main__":
-    _example()

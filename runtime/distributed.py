@@ -8,7 +8,6 @@ Notes    DistributedDataParallel averages gradients during one backward pass. Ou
          each chunk of states, so it averages the finished gradients here, in one message.
          With one process, every function here returns at once, and torch.distributed is not started.
 Copy     this file alone; needs torch
-Try      torchrun --nproc_per_node 2 runtime/distributed.py
 """
 
 import contextlib
@@ -144,12 +143,3 @@ def run_on_first(function: Callable):
     if message[1] is not None:
         sys.exit(message[1])
     return message[0]
-
-
-if __name__ == "__main__":
-    with process_group():
-        own = torch.tensor([float(rank()), 10.0])
-        average_([own])
-        print(f"{world_size()} processes; mean of (rank, 10) over them: {own.tolist()}")
-        print(f"gathered: {all_gather(f'from {rank()}')}; from the first: {run_on_first(lambda: 'first')!r}")
-        print(f"maximum of (rank, 1 in the first): {maximum([float(rank()), float(rank() == 0)])}")

@@ -13,7 +13,6 @@ Use      buffer.append(parts(obs), reward_E)                  # after each step;
          obs_T, reward_T, time = buffer.segment(e)            # views: copy them to keep them
          buffer.start(e, parts(obs), time=0)                  # or, after a cut, time + len(reward_T)
 Copy     this file alone; needs numpy and torch
-Try      python runtime/episode_buffer.py
 """
 
 import numpy as np
@@ -105,29 +104,3 @@ class EpisodeBuffer:
         for name, value_EL in self.obs_EL.items():
             for e, obs_T in enumerate(state[f"obs/{name}"].split([count + 1 for count in counts])):
                 value_EL[e, : counts[e] + 1] = obs_T.numpy()
-
-
-def _example() -> None:
-    "Two environments, of which the second one starts a new rollout, and a cut in the first one's."
-    buffer = EpisodeBuffer(num_envs=2, length=3, spaces={"vector": ((1,), np.float32)}, rng=None)
-    for e in range(2):
-        buffer.start(e, parts(np.zeros((2, 1))), time=0)
-    for step in range(1, 4):
-        buffer.append(parts(np.full((2, 1), float(step))), np.full(2, step / 10))
-        if step == 2:
-            buffer.start(1, parts(np.zeros((2, 1))), time=0)
-        print(f"step {step}: steps held {buffer.count_E.tolist()}, full {buffer.full().tolist()}")
-
-    def show(when: str) -> None:
-        obs_T, reward_T, time = buffer.segment(0)
-        rewards = [f"{r:.1f}" for r in reward_T]
-        print(f"{when}: observations {obs_T['vector'][:, 0].tolist()}, rewards {rewards}, from time {time}")
-
-    show("environment 0, full      ")
-    buffer.start(0, parts(np.full((2, 1), 3.0)), time=3)
-    buffer.append(parts(np.full((2, 1), 4.0)), np.full(2, 0.4))
-    show("after a cut and one step ")
-
-
-if __name__ == "__main__":
-    _example()

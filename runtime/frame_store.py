@@ -20,7 +20,6 @@ written. In memory, a sequence costs about 250 bytes more, which the budget does
 Limits   Only whole blocks are freed: drop about in the order of adding, as a replay does. Not safe for threads
 Shapes   N frames of a sequence, H height, W width, C channels
 Copy     this file alone; needs numpy, torch and zstandard
-Try      python runtime/frame_store.py
 """
 
 import math
@@ -271,31 +270,3 @@ def check_room(expected: int, ram_bytes: int, folder) -> tuple[int, int]:
             f"and {free / 1e9:.1f} GB free on disk: raise --replay_ram, free some space or lower --replay_steps"
         )
     return expected - spilled, spilled
-
-
-def _example() -> None:
-    "A square moves over a still background: stored in memory and on disk, read and dropped."
-    frames_NHWC = np.random.default_rng(0).integers(0, 256, (1, 64, 64, 3), np.uint8).repeat(100, 0)
-    for t, frame in enumerate(frames_NHWC):
-        frame[t % 56 : t % 56 + 8, 20:28] = 255
-    with tempfile.TemporaryDirectory() as folder:
-        store = FrameStore((64, 64, 3), ram_bytes=250_000, folder=folder)
-        handles = [store.add(frames_NHWC)]
-        print(f"100 frames of 64 x 64 x 3: {frames_NHWC.nbytes} bytes raw, {store.ram_used} compressed")
-        window = store.read(handles[0], 40, 50)
-        print(f"frames 40 to 89, from chunks 1 and 2 of 4: exact {(window == frames_NHWC[40:90]).all()}")
-        handles += [store.add(frames_NHWC) for _ in range(9)]
-        print(f"10 sequences: {store.ram_used} bytes in memory, {store.disk_used} on disk")
-        print(f"read from disk: exact {(store.read(handles[-2], 0, 100) == frames_NHWC).all()}")
-        for handle in handles[:8]:
-            store.drop(handle)
-        print(f"8 are dropped: {store.ram_used} bytes in memory, {store.disk_used} on disk")
-        store.close()
-        try:
-            FrameStore((64, 64, 3), ram_bytes=1000).add(frames_NHWC)
-        except FramesFull as error:
-            print("refused:", error)
-
-
-if __name__ == "__main__":
-    _example()

@@ -16,7 +16,6 @@ from replay import Replay
 from runtime import distributed
 from runtime.frame_store import FrameStore, check_room, expected_bytes
 from runtime.logger import available_memory
-from runtime.wiring import sizes
 
 
 def make_replay(config, env: MultiTaskEnv, folder, device: torch.device, seed: int = 0) -> Replay:
@@ -24,15 +23,15 @@ def make_replay(config, env: MultiTaskEnv, folder, device: torch.device, seed: i
 
     Prints the memory that it and the learner will take. ValueError, naming what to lower, if that does not fit.
     """
-    c, (observation_dim, action_dim, discrete, image_shape, _) = config, sizes(env)
+    c, image_shape = config, env.image_shape
     # Each of several processes holds a part of the replay.
     steps, trajectories = (
         n and max(1, n // distributed.world_size()) for n in (c.replay_steps, c.replay_trajectories)
     )
     store = {
-        "observation_dim": observation_dim,
-        "action_shape": () if discrete else (action_dim,),
-        "action_dtype": np.int64 if discrete else np.float32,
+        "observation_dim": env.observation_size,
+        "action_shape": () if env.discrete else (env.action_size,),
+        "action_dtype": np.int64 if env.discrete else np.float32,
         "max_length": min(c.segment_length, env.max_rollout_length or c.segment_length),
         "capacity_steps": steps,
         # Segments of fewer than 10 steps on average would reach this bound first; none of the benchmarks does.
@@ -49,7 +48,7 @@ def make_replay(config, env: MultiTaskEnv, folder, device: torch.device, seed: i
         )
         replay_bytes += in_memory
         frames = FrameStore(image_shape, ram_bytes=ram_bytes, folder=folder)
-    check_memory(config, replay_bytes, observation_dim, device, image_shape)
+    check_memory(config, replay_bytes, env.observation_size, device, image_shape)
     return Replay(**store, seed=seed, frames=frames)
 
 

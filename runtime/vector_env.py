@@ -24,7 +24,7 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from suites import make_env
+from suites import BENCHMARKS, make_env
 
 
 def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, worker_timeout=300.0, **kwargs):
@@ -42,6 +42,12 @@ def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, worker_
     """
     makes = [functools.partial(make_env, env, lane=(i, num_envs), **kwargs) for i in range(num_envs)]
     return InWorkers(makes, worker_timeout) if asynchronous else InProcess(makes, autoreset_mode="SameStep")
+
+
+def in_processes(config) -> bool:
+    """Whether `--workers` asks for worker processes; "auto" does for slow simulators, if there are 4 cores or more."""
+    slow = config.env in BENCHMARKS and BENCHMARKS[config.env].slow
+    return config.workers == "processes" or (config.workers == "auto" and slow and (os.cpu_count() or 1) >= 4)
 
 
 def step_on(env, action) -> tuple:

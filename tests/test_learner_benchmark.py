@@ -71,14 +71,14 @@ def test_the_table_holds_every_quantity_of_every_implementation(monkeypatch):
 
 
 def test_sizes_are_those_of_the_environments():
-    from runtime.wiring import sizes
     from suites import make_env
 
     for name, expected in learner.SIZES.items():
         if name != "metaworld":  # half a minute to construct; tests/test_metaworld.py holds its sizes
-            *found, layout = sizes(make_env(env=name))
-            assert tuple(found) == expected[:4]
-            assert all(layout[part] == where for part, where in (expected[4] or {}).items())
+            env = make_env(env=name)
+            found = (env.observation_size, env.action_size, env.discrete, env.image_shape)
+            assert found == expected[:4]
+            assert all(env.layout[part] == where for part, where in (expected[4] or {}).items())
 
 
 def test_at_the_small_shape_our_update_takes_less_than_two_thirds_of_the_plain_one():
