@@ -45,9 +45,7 @@ def symexp(x: Tensor) -> Tensor:
 def refuse_nan(value: Tensor) -> None:
     """Raise ValueError if returns (...) contain NaN: NaN has no bin, and would corrupt the critic."""
     if torch.isnan(value).any():
-        raise ValueError(
-            "cannot encode a return that is NaN: expected numbers; look for the reward or value that is NaN"
-        )
+        raise ValueError("cannot encode a return that is NaN: look for the reward or value that is NaN")
 
 
 class BinSupport(nn.Module):
@@ -187,8 +185,7 @@ if __name__ == "__main__":
     print(f"  decoded: exp(0.5414 x 1 + 0.4586 x 2) - 1 = {support.decode(label_N.log()):.4f}")
     swapped = symexp(above * 1 + (1 - above) * 2)
     print(f"  decoded with the weights swapped, as equations 5 and 6 print them: {swapped:.4f}")
-    loss = twohot_loss(torch.zeros(9), index, above)
-    print(f"The loss of uniform logits: {loss:.4f} = ln 9")
+    print(f"The loss of uniform logits: {twohot_loss(torch.zeros(9), index, above):.4f} = ln 9")
 
     print("The same relative error at three scales, with 128 bins: a prediction of 1.1 y instead of y")
     wide = BinSupport(bins=128)
