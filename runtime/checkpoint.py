@@ -15,7 +15,6 @@ Folder   runs/<name>/checkpoint.pt names the files that belong to it, with their
 Notes    A simulator cannot be saved as plain data. Instead, its rollout's seeds and the actions since are saved and
          stepped again; if that does not lead to the same observation, the rollout restarts (Run.lost counts it).
          Processes on several machines share the folder.
-Copy     this file and distributed.py, in a folder runtime/; needs torch and numpy
 """
 
 import dataclasses
