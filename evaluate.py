@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from agent import Agent, Policy
 from config import Config, check_device, refuse_import
-from envs import MultiTaskEnv, nearest
+from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
 from suites import (
@@ -35,6 +35,7 @@ from suites import (
     evaluation_arguments,
     held_out_tasks,
     make_env,
+    nearest,
     split_names,
 )
 from suites.scores import add_attempts, format_table, load_bounds, score_rows
