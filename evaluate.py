@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from agent import Agent, Policy
 from config import Config, check_device, refuse_import
-from envs import MultiTaskEnv
+from envs import MultiTaskEnv, nearest
 from runtime import checkpoint
 from runtime.episode_buffer import parts
 from suites import BENCHMARKS, env_arguments, evaluation_arguments, held_out_tasks, make_env, split_names
