@@ -16,6 +16,7 @@ Notes    The weights are the model's own, through its own projections. Attention
 """
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,19 +74,17 @@ def play(policy: Policy, env, task: str, seed: int = 0, most: int = MOST_STEPS) 
         obs, reward, terminated, _, info = env.step(policy(obs))
         seen.append(parts(obs))
         rewards.append(reward)
-    stacked = {name: torch.as_tensor(np.stack([obs[name] for obs in seen])) for name in seen[0]}
+    obs = {name: torch.as_tensor(np.stack([obs[name] for obs in seen])) for name in seen[0]}
+    start_T = obs["vector"][:-1, env.layout["attempt_start"]].squeeze(-1) > 0
     # An action is read from the next observation, which shows it as the previous one: with --store_executed
     # it is not always the one that the policy chose.
-    shown = stacked["vector"][1:, env.layout["previous_action"]]
-    return Rollout(
-        task,
-        {name: value[:-1] for name, value in stacked.items()},
-        shown.argmax(-1) if policy.agent.discrete else shown,
+    shown = obs["vector"][1:, env.layout["previous_action"]]
+    action = shown.argmax(-1) if policy.agent.discrete else shown
+    obs, reward_T = (
+        {name: part[:-1] for name, part in obs.items()},
         torch.tensor(rewards, dtype=torch.float32),
-        stacked["vector"][:-1, env.layout["attempt_start"]].squeeze(-1) > 0,
-        terminated,
-        info.get("return"),
     )
+    return Rollout(task, obs, action, reward_T, start_T, terminated, info.get("return"))
 
 
 @torch.no_grad()
@@ -127,11 +126,7 @@ def judge(agent, h_TD: Tensor, action: Tensor, seed: int = 0) -> Judgement:
         "Values (T, G) of one action in each state, the mean over critics."
         if twohot:
             return value.support.decode(value.critics(h_TD, action_TGA)).mean(0)
-        if agent.discrete:
-            raw_CTG = (value.critics(h_TD) * action_TGA).sum(-1)
-        else:
-            raw_CTG = value.critics(h_TD, action_TGA).squeeze(-1)
-        return agent.popart.denormalised(raw_CTG).mean(0)
+        return agent.popart.denormalised(value.raw(h_TD, action_TGA)).mean(0)
 
     if agent.discrete:
         one_hots = torch.eye(agent.action_dim, device=h_TD.device)
@@ -172,8 +167,8 @@ def plot_attention(run: str, task: str | None = None, seed: int = 0, out: str | 
     path = find_checkpoint(run)
     policy = load(path, seed=seed)
     agent, config, env = policy.agent, policy.config, policy.make_env()
-    rollout = play(policy, env, task or env.tasks[0], seed)
-    env.close()
+    with closing(env):
+        rollout = play(policy, env, task or env.tasks[0], seed)
     with torch.no_grad():
         x_TI = agent.embed(rollout.obs["vector"], rollout.obs.get("image"))
     weights, h_TD = attend(agent.transformer, x_TI, config.context)
@@ -184,13 +179,12 @@ def plot_attention(run: str, task: str | None = None, seed: int = 0, out: str | 
     print(f"{rollout.task}, {steps} steps{hint}")
 
     values = 1 if judged.bins_TGN is None else len(config.gammas)
-    rows, columns = -(-len(weights) // 2), 4 if len(weights) > 1 else 2
-    heights = (2.6 * rows + 0.3, 1.35 * (values + 2) + 0.5)
+    heights = (2.6 * len(weights) + 0.3, 1.35 * (values + 2) + 0.5)
     figure = Figure(figsize=(11.5, sum(heights) + 0.6))
     upper, lower = figure.subfigures(2, 1, height_ratios=heights)
-    for layer, weight_HTT in enumerate(weights, 1):
-        left, right = (upper.add_subplot(rows, columns, 2 * layer - side) for side in (1, 0))
-        draw_weights(left, weight_HTT, starts, f"layer {layer}, mean of its heads")
+    maps, ages = upper.subplots(len(weights), 2, squeeze=False, width_ratios=(2, 3)).T
+    for layer, (weight_HTT, left, right) in enumerate(zip(weights, maps, ages), 1):
+        draw_weights(left, weight_HTT, f"layer {layer}, mean of its heads")
         share_HT = weight_by_age(weight_HTT)
         draw_ages(right, share_HT, f"layer {layer}, head by head")
         head, age = divmod(int(share_HT.argmax()), share_HT.shape[1])
@@ -203,8 +197,8 @@ def plot_attention(run: str, task: str | None = None, seed: int = 0, out: str | 
         for g, axis in enumerate(axes[:-2]):
             draw_bins(axis, rollout, judged, g, agent.value.support, config)
     draw_actions(axes[-2], axes[-1], rollout, judged.advantage_T / config.reward_scale)
-    for axis in axes:
-        for step in starts:
+    for step in starts:
+        for axis in (*maps, *axes):
             axis.axvline(step, color="black", linestyle=(0, (4, 2)), linewidth=0.9)
     axes[-1].set(xlim=(0, steps), xlabel="env step of the rollout")
     title = f"{path.parent.name}: {rollout.task}, seed {seed}, "
@@ -213,31 +207,23 @@ def plot_attention(run: str, task: str | None = None, seed: int = 0, out: str | 
     return save(figure, out or path.parent / "attention.png")
 
 
-def draw_weights(axis, weight_HTT: Tensor, starts: list[int], title: str) -> None:
-    """Heat map of a layer's weights (H, T, T), the mean over heads. Lines show where an attempt begins."""
-    weight_TT, edges = weight_HTT.mean(0).numpy(), np.arange(weight_HTT.shape[-1] + 1)
-    heat_map(axis, edges, edges, weight_TT, "weight", shrink=0.65, pad=0.02)
-    for step in starts:
-        for line in (axis.axvline(step), axis.axhline(step)):
-            line.set(color="C1", linestyle="--", linewidth=0.8)
+def draw_weights(axis, weight_HTT: Tensor, title: str) -> None:
+    """Heat map of a layer's weights (H, T, T), the mean over heads."""
+    edges = np.arange(weight_HTT.shape[-1] + 1)
+    heat_map(axis, edges, edges, weight_HTT.mean(0).numpy(), "weight", pad=0.02)
     axis.invert_yaxis()
-    axis.set_aspect("equal")
-    axis.set(title=title, ylabel="attending env step", xlabel="attended env step")
+    axis.set(title=title, aspect="equal", ylabel="attending env step", xlabel="attended env step")
 
 
 def draw_ages(axis, share_HT: Tensor, title: str) -> None:
     """The age of the steps that each head attends to: `weight_by_age` (H, T / 2).
 
-    Up to four times the age of the highest peak.
+    Shown up to four times the age of the highest peak.
     """
-    peak = int(share_HT.argmax()) % share_HT.shape[1]
-    shown = min(share_HT.shape[1], max(16, 4 * peak + 1))
-    for head, share_T in enumerate(share_HT, 1):
-        marker = "o" if shown <= 60 else None
-        axis.plot(np.arange(shown), share_T[:shown], marker=marker, markersize=2, label=f"{head}")
-    axis.set_box_aspect(1)
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set(title=title, ylabel="mean weight", xlabel="env steps back", ylim=(0, 1.02))
+    heads, ages = share_HT.shape
+    axis.plot(share_HT.T, marker=".", label=range(1, heads + 1))
+    last = max(16, 4 * (int(share_HT.argmax()) % ages))
+    axis.set(title=title, ylabel="mean weight", xlabel="env steps back", xlim=(-0.5, last), ylim=(0, 1.02))
     axis.legend(title="head", ncols=2)
 
 
@@ -252,14 +238,14 @@ def draw_bins(axis, rollout: Rollout, judged: Judgement, g: int, support: BinSup
         returns["discounted return"] = discounted(rollout.reward_T * scale, gamma)
     lines = {name: bin_position(support, return_T) for name, return_T in returns.items()}
     # Drawn are the bins that are likely in any step, and those that the lines pass through.
-    ends = [int(end.round()) for bin_T in lines.values() for end in bin_T.aminmax()]
-    used = [*np.flatnonzero(p_TN.max(0) > LEAST), *ends]
+    passed = torch.cat(list(lines.values())).round().int()
+    used = [*np.flatnonzero(p_TN.max(0) > LEAST), *passed]
     time_T, look = np.arange(len(p_TN) + 1), {"top": 1, "pad": 0.01, "fraction": 0.02}
-    bin_map(axis, time_T, p_TN, (min(used), max(used)), support, scale, "probability", **look)
+    bin_map(axis, time_T, p_TN, used, support, scale, "probability", **look)
     border = withStroke(linewidth=2.6, foreground="white")  # keeps the lines visible on black
     for name, bin_T in lines.items():
         axis.plot(time_T[:-1] + 0.5, bin_T, label=name, path_effects=[border])
-    axis.set(ylim=(min(used) - 0.5, max(used) + 0.5), ylabel=f"return,\ndiscount {gamma:g}")
+    axis.set_ylabel(f"return,\ndiscount {gamma:g}")
     if g == 0:
         axis.set_title("probabilities of the critic's bins, for the action taken")
         axis.legend(ncols=2, loc="lower left", frameon=True)
@@ -267,8 +253,8 @@ def draw_bins(axis, rollout: Rollout, judged: Judgement, g: int, support: BinSup
 
 def draw_values(axis, value_TG: Tensor, gammas) -> None:
     """A scalar critic's values (T, G), a line for each discount, in units of return."""
-    for value_T, gamma in zip(value_TG.T, gammas):
-        axis.plot(np.arange(len(value_T)) + 0.5, value_T, label=f"{gamma:g}")
+    labels = [f"{gamma:g}" for gamma in gammas]
+    axis.plot(np.arange(len(value_TG)) + 0.5, value_TG, label=labels)
     axis.legend(title="discount", ncols=len(gammas), frameon=True)
     axis.set(title="value of the action taken", ylabel="value, return")
 
@@ -281,15 +267,14 @@ def draw_actions(upper, lower, rollout: Rollout, advantage_T: Tensor) -> None:
     if rollout.action.ndim == 1:
         upper.scatter(time_T, rollout.action, **dots)
         upper.yaxis.get_major_locator().set_params(integer=True)
-        upper.margins(y=0.2)
+        upper.set(title="action taken", ylabel="action", ymargin=0.2)
     else:
-        for a, action_T in enumerate(rollout.action.T):
-            upper.plot(time_T, action_T, linewidth=0.9, label=f"{a}")
+        upper.plot(time_T, rollout.action, linewidth=0.9, label=range(rollout.action.shape[1]))
         upper.legend(title="dimension", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    upper.set(title="action taken", ylabel="action" if rollout.action.ndim == 1 else "action, -1 to 1")
+        upper.set(title="action taken", ylabel="action, -1 to 1")
     lower.axhline(0, color="0.6", linestyle="-", linewidth=0.8)
     lower.vlines(time_T, 0, advantage_T, color="0.75", linewidth=0.8)
     lower.scatter(time_T, advantage_T, **dots)
     passed = f"filled: above 0, passes the filter ({passed_T.sum()} of {len(time_T)})"
-    lower.set_title(f"advantage over the acting policy's expectation; {passed}")
-    lower.set_ylabel("advantage,\nreturn")
+    title = f"advantage over the acting policy's expectation; {passed}"
+    lower.set(title=title, ylabel="advantage,\nreturn")

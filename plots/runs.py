@@ -83,13 +83,13 @@ def read_run(folder: str | Path) -> tuple[Log, dict]:
 
 
 def differences(configs: list[dict], most: int = 4) -> str:
-    """How configurations differ: "variant (ind_ind, dep_dep), layers (2, 3)", and how many more fields."""
+    """How configurations differ: "variant (ind_ind, dep_dep), layers (2, 3)", the first fields of them."""
     found = []
     for field in dict.fromkeys(field for config in configs for field in config):
         values = dict.fromkeys(str(config.get(field, "not given")) for config in configs)
         if len(values) > 1:
             found.append(f"{field} ({', '.join(values)})")
-    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+    return ", ".join(found if len(found) <= most else [*found[:most], "..."])
 
 
 def read_groups(folders: list[str]) -> list[Group]:
@@ -113,9 +113,7 @@ def read_groups(folders: list[str]) -> list[Group]:
         groups.append(Group(label, json.loads(config), list(runs.values())))
     environments = dict.fromkeys(group.config["env"] for group in groups)
     if len(environments) > 1:
-        raise ValueError(
-            f"these runs are of --env {' and '.join(environments)}: compare runs of the same --env"
-        )
+        raise ValueError(f"these runs are of --env {' and '.join(environments)}: compare runs of one --env")
     if not tasks_of([log for group in groups for log in group.logs]):
         raise ValueError("these runs have no task in common: compare runs of the same --tasks")
     return groups
@@ -150,9 +148,8 @@ def training_returns(logs: list[Log], tasks: list[str]) -> tuple[np.ndarray, np.
     last = min(steps[-1] for run in runs for steps, _ in run)
     steps_n = np.linspace(min(first, last), last, 100)
     # Every run logs at steps of its own, so values between two of its rows are interpolated.
-    return steps_n, np.array(
-        [[np.interp(steps_n, steps, smooth(values)) for steps, values in run] for run in runs]
-    )
+    values_RKn = [[np.interp(steps_n, steps, smooth(values)) for steps, values in run] for run in runs]
+    return steps_n, np.array(values_RKn)
 
 
 def evaluated_returns(logs: list[Log], tasks: list[str]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -170,10 +167,9 @@ def evaluated_returns(logs: list[Log], tasks: list[str]) -> tuple[np.ndarray, np
 
 def normalised(values_RKn: np.ndarray, tasks: list[str], config: dict) -> np.ndarray:
     """Returns (R, K, n) of tasks with known bounds as scores: 0 a random policy, 1 the best known."""
-    bounds, attempts = load_bounds(config["env"]), config["attempts"]
+    bounds, free = load_bounds(config["env"]), BENCHMARKS[config["env"]].rules.free_attempts
     low, high = np.array([bounds[task] for task in tasks]).T[..., None]
-    free = BENCHMARKS[config["env"]].rules.free_attempts
-    counted = attempts - (attempts - 1 if free is None else free)
+    counted = 1 if free is None else config["attempts"] - free
     # score = (return - random) / (best - random), of one of the attempts that count
     return (values_RKn / counted - low) / (high - low)
 
@@ -193,30 +189,24 @@ def interquartile(score_RKn: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
     if runs * tasks == 1:
         return score_RKn[0, 0], *np.full((2, score_RKn.shape[-1]), np.nan)
     samples = [score_RKn[:, k] for k in range(tasks)] if runs > 1 else [score_RKn[0]]
-    interval = stats.bootstrap(
-        samples, iqm, n_resamples=RESAMPLES, batch=200, vectorized=True, method="percentile", rng=0
-    ).confidence_interval
-    return iqm(*samples, axis=0), interval.low, interval.high
+    found = stats.bootstrap(samples, iqm, n_resamples=RESAMPLES, batch=200, method="percentile", rng=0)
+    return iqm(*samples, axis=0), *found.confidence_interval
 
 
 def task_shares(log: Log, kind: str, most: int = 8) -> Log:
     """The log's share/<kind>/<task> as a log {label: (env steps (n,), share (n,))} of at most `most` labels.
 
-    More than `most` tasks are added up by family. If there are too many families as well, all but the first
-    in the alphabet are added up as "all others", so that every panel has the same lines.
+    More than `most` tasks are added up by family, and of the families the first in the alphabet are taken, so
+    that every panel has the same lines.
     """
     tasks = matching(log, rf"(share/{kind}/(.+))")
-    if len(tasks) > most:
-        tasks = {name: task_family(task) for name, task in tasks.items()}
-    kept = sorted(set(tasks.values()))
-    if len(kept) > most:
-        kept = kept[: most - 1]
     # Added step by step, because a row lacks a task to which no state of its batches belonged.
     totals = defaultdict(lambda: defaultdict(float))
     for name, task in tasks.items():
+        label = task if len(tasks) <= most else task_family(task)
         for step, value in zip(*log[name]):
-            totals[task if task in kept else "all others"][step] += value
-    return {label: tuple(np.array(sorted(total.items())).T) for label, total in sorted(totals.items())}
+            totals[label][step] += value
+    return {label: tuple(np.array(sorted(totals[label].items())).T) for label in sorted(totals)[:most]}
 
 
 # ------------------------------------------------------------------------------------------------- one run
@@ -227,41 +217,48 @@ def plot_run(folder: str | Path, out: str | Path | None = None) -> Path:
     """Draw the learning curves of the run in `folder`; returns the path of the picture (default curves.png)."""
     log, config = read_run(folder)
     actor, critic = config["variant"].split("_")
-    panels = [  # title, unit, and curves {name in the log: label}
-        (family, "return", {f"return/{task}": task.removeprefix(family) or task for task in tasks})
-        for family, tasks in groupby(tasks_of([log]), task_family)
-    ]
-    families = len(panels)
+    scores = [log[name] for name in matching(log, "(eval/score/(.+))")]
     means = {"score_mean": "normalised mean (0 random, 1 best)", "return_mean": "mean return"}
-    panels.append(("all tasks", "mean over tasks", means))
+    if len(scores) > 1:
+        iqm_n, low_n, high_n = interquartile(np.array([[values for _, values in scores]]))
+        log["eval/iqm"] = scores[0][0], iqm_n
+        means["iqm"] = "interquartile mean,\n95% interval over tasks"
+    panels = [
+        ("all tasks", "mean over tasks", log, means)
+    ]  # title, unit, log, curves {name in the log: label}
+    for family, tasks in groupby(tasks_of([log]), task_family):
+        returns = {f"return/{task}": task.removeprefix(family) or task for task in tasks}
+        panels.append((family, "return", log, returns))
     if success := matching(log, r"eval/(success (\d+)_mean)"):
-        panels.append(("success by attempt, evaluations", "share of rollouts", success))
+        panels.append(("success by attempt, evaluations", "share of rollouts", log, success))
     unit = "nats" if critic == "ind" else "squared error (normalised)"
-    panels.append(("critic loss", unit, {"loss/critic": None}))
-    panels.append(("actor loss", "nats" if actor == "ind" else "-value (normalised)", {"loss/actor": None}))
+    panels.append(("critic loss", unit, log, {"loss/critic": None}))
+    panels.append(
+        ("actor loss", "nats" if actor == "ind" else "-value (normalised)", log, {"loss/actor": None})
+    )
     passed = matching(log, "(filter/(.+))")
-    panels.append(("replayed actions that pass the filter, by discount", "share", passed))
-    # A single task has a share of 1 in everything.
-    shares = {kind: lines for kind in SHARES if len(lines := task_shares(log, kind)) > 1}
+    panels.append(("replayed actions that pass the filter, by discount", "share", log, passed))
+    for kind, title in SHARES.items():
+        shares = task_shares(log, kind)
+        if len(shares) > 1:  # a single task has a share of 1 in everything
+            panels.append((f"tasks' shares of the {title}", "share", shares, {task: task for task in shares}))
     # The last discount, with which the agent acts, and the first.
     discounts = list(matching(log, "(bins/(.+))"))
     bins = dict.fromkeys(discounts[-1:] + discounts[:1])
 
-    figure, axes = panel_grid(len(panels) + len(shares) + len(bins), columns=4, width=4, height=2.7)
-    scores = [log[name] for name in matching(log, "(eval/score/(.+))")]
-    if len(scores) > 1:
-        draw_interquartile(axes[families], scores)
-    free = iter(axes)
-    for (title, unit, curves), axis in zip(panels, free):
-        draw_curves(axis, log, curves)
+    figure, axes = panel_grid(len(panels) + len(bins))
+    for axis, (title, unit, source, curves) in zip(axes, panels):
+        draw_curves(axis, source, curves)
         axis.set(title=title, ylabel=unit)
+    if len(scores) > 1:
+        axes[0].vlines(scores[0][0], low_n, high_n, color="0.5", linewidth=0.8)
     # All panels of shares have one y range, because a task's share is compared across them.
-    top = max((smooth(values).max() for lines in shares.values() for _, values in lines.values()), default=0)
-    for (kind, lines), axis in zip(shares.items(), free):
-        draw_curves(axis, lines, {label: label for label in lines})
-        title = f"tasks' shares of the {SHARES[kind]}"
-        axis.set(title=title, ylabel="share", ylim=(0, 1.4 * top))  # the legend needs the upper part
-    for name, axis in zip(bins, free):
+    shares = [axis for axis in axes if axis.get_title().startswith("tasks' shares")]
+    for axis in shares:
+        axis.set_ylim(
+            0, 1.4 * max(values.get_ydata().max() for axis in shares for values in axis.get_lines())
+        )
+    for name, axis in zip(bins, axes[len(panels) :]):
         draw_bins(axis, log, name, config)
     for axis in axes:
         if labels := axis.get_legend_handles_labels()[1]:
@@ -274,16 +271,15 @@ def matching(log: Log, pattern: str) -> dict[str, str]:
     return {match[1]: match[2] for name in log if (match := re.fullmatch(pattern, name))}
 
 
-def panel_grid(panels: int, columns: int, width: float, height: float) -> tuple[Figure, list]:
-    """A figure of so many panels over env steps, in up to `columns` of them, each `width` by `height` inches."""
-    columns = min(columns, panels)
+def panel_grid(panels: int) -> tuple[Figure, list]:
+    """A figure of so many panels over env steps, in up to four columns."""
+    columns = min(4, panels)
     rows = -(-panels // columns)
-    figure = Figure(figsize=(width * columns, height * rows))
+    figure = Figure(figsize=(4 * columns, 2.6 * rows + 0.9))
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
     for axis in axes:
         axis.xaxis.set_major_formatter(EngFormatter())
-    for axis in axes[-columns:]:
-        axis.set_xlabel("env steps")
+    figure.supxlabel("env steps")
     return figure, axes
 
 
@@ -299,30 +295,18 @@ def draw_curves(axis, log: Log, curves: dict[str, str | None]) -> None:
             axis.plot(*log[f"eval/{name}"], "o", color=color, label=label)
 
 
-def draw_interquartile(axis, scores: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """The interquartile mean over tasks, each a curve of scores, with its 95% interval."""
-    iqm_n, low_n, high_n = interquartile(np.array([[values for _, values in scores]]))
-    steps, label = scores[0][0], "interquartile mean,\n95% interval over tasks"
-    axis.plot(steps, iqm_n, color="C3", linestyle="-", marker="s", label=label)
-    axis.vlines(steps, low_n, high_n, color="C3", linewidth=0.8)
-    axis.margins(y=0.3)  # room for the legend
-
-
 def draw_bins(axis, log: Log, name: str, config: dict) -> None:
     """Heat map of the critic's most likely bins: how often each of N bins, against env steps.
 
     The log's `name` has shares (n, N) that sum to 1 over bins. Source: paper, Figure 7 (centre).
     """
     steps, share_nN = log[name]
-    low, high = np.flatnonzero(share_nN.max(0) > 0)[[0, -1]]
     support = BinSupport(*(config[field] for field in ("bins", "bin_low", "bin_high", "symlog")))
+    zero = bin_position(support, torch.tensor(0.0)).item()
+    shown, scale = [*np.flatnonzero(share_nN.max(0) > 0), round(zero)], config["reward_scale"]
     # A row covers the env steps since the row before it.
-    bin_map(
-        axis, [0, *steps], share_nN, (low, high), support, config["reward_scale"], "share of states", pad=0.02
-    )
-    zero = bin_position(support, torch.tensor(0.0))
-    if low <= zero <= high:
-        axis.axhline(zero, color="C1", linestyle="--", linewidth=0.8, label="return 0")
+    bin_map(axis, [0, *steps], share_nN, shown, support, scale, "share of states", pad=0.02)
+    axis.axhline(zero, color="C1", linestyle="--", linewidth=0.8, label="return 0")
     axis.set(title=f"most likely bin, discount {name.removeprefix('bins/')}", ylabel="return")
 
 
@@ -346,9 +330,7 @@ def plot_groups(folders: list[str], out: str | Path | None = None, one_group: bo
         )
     tasks = tasks_of([log for group in groups for log in group.logs])
     scored = all(task in load_bounds(groups[0].config["env"]) for task in tasks)
-    columns = min(7, max(2, round((1.5 * (1 + len(tasks))) ** 0.5)))
-    figure, axes = panel_grid(1 + len(tasks), columns, width=max(2.6, 7 / columns), height=2.3)
-    figure.set_figheight(figure.get_figheight() + 0.9)  # title and legend
+    figure, axes = panel_grid(1 + len(tasks))
     for g, group in enumerate(groups):
         draw_group(axes, group, tasks, scored, g)
     for axis, title in zip(axes, [f"interquartile mean, tasks: {len(tasks)}", *tasks]):
@@ -360,7 +342,7 @@ def plot_groups(folders: list[str], out: str | Path | None = None, one_group: bo
         f"{textwrap.fill(title, 100)}\nlines: while training, with exploration noise; markers: evaluations without\n"
         "first panel: 95% bootstrap interval over runs (of a single run: over tasks); others: mean and range"
     )
-    figure.legend(loc="outside lower center", ncols=min(3, len(groups)), fontsize=7)
+    figure.legend(loc="outside lower center", ncols=3)
     name = common_name(folders) or "seeds" if one_group else "compare"
     return save(figure, out or Path(folders[0]).parent / f"{name}.png")
 

@@ -27,15 +27,9 @@ LOOK = {
     "axes.prop_cycle": cycler(color=COLORS, linestyle=DASHES),
     "lines.linewidth": 1.2,
     "lines.markersize": 3,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
+    "font.size": 7.5,  # titles are larger, in proportion
     "legend.fontsize": 6.5,
-    "legend.title_fontsize": 6.5,
     "legend.frameon": False,
-    "figure.titlesize": 9,
-    "figure.labelsize": 9,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 110,
 }
@@ -53,18 +47,16 @@ def heat_map(axis, x, y, values: np.ndarray, unit: str, top: float | None = None
     axis.figure.colorbar(mesh, ax=axis, label=unit, **place)
 
 
-def bin_map(
-    axis, x, p_TN: np.ndarray, shown: tuple[int, int], support, reward_scale: float, unit: str, **look
-):
+def bin_map(axis, x, p_TN: np.ndarray, shown, support, reward_scale: float, unit: str, **look) -> None:
     """Heat map of the shares or probabilities (T, N) of bins, from the first to the last bin of `shown`.
 
     `x` (T + 1) are the edges in time. Bins are labelled with the returns that they stand for in the
     environment: their values, divided by the `reward_scale` of training. For `look` see `heat_map`.
     """
-    low, high = shown
-    heat_map(axis, x, np.arange(low, high + 2) - 0.5, p_TN[:, low : high + 1].T, unit, **look)
+    bins = np.arange(min(shown), max(shown) + 1)
+    heat_map(axis, x, np.arange(bins[0], bins[-1] + 2) - 0.5, p_TN[:, bins].T, unit, **look)
     returns_N = (symexp(support.bins_N) if support.use_symlog else support.bins_N) / reward_scale
-    ticks = np.arange(low, high + 1, max(1, -(-(high + 1 - low) // 8)))
+    ticks = bins[:: -(-len(bins) // 8)]
     axis.set_yticks(ticks, [f"{returns_N[i]:.2g}" for i in ticks])
 
 
