@@ -22,15 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from agent import Policy, TwoHotValue
 from envs import nearest
 from evaluate import find_checkpoint, load
-from plots.style import LOOK, bin_map, bin_position, heat_map, save
+from plots.style import bin_map, bin_position, heat_map, save, styled
 from runtime.episode_buffer import parts
 from twohot import BinSupport
 
@@ -154,7 +152,7 @@ def discounted(reward_T: Tensor, gamma: float) -> Tensor:
 # -------------------------------------------------------------------------------------------- drawing
 
 
-@rc_context(LOOK)
+@styled
 def plot_attention(run: str, task: str | None = None, seed: int = 0, out: str | Path | None = None) -> Path:
     """Draw one rollout of the run (folder or checkpoint); returns the path of the picture.
 
@@ -174,57 +172,51 @@ def plot_attention(run: str, task: str | None = None, seed: int = 0, out: str | 
     weights, h_TD = attend(agent.transformer, x_TI, config.context)
     judged = judge(agent, h_TD, rollout.action, seed)
     steps, starts = len(rollout.reward_T), rollout.start_T.nonzero().flatten().tolist()[1:]
-    others = [name for name in env.tasks if name != rollout.task]
-    hint = f" (others: --task {', '.join(others[:5])}{', ...' if len(others) > 5 else ''})" if others else ""
-    print(f"{rollout.task}, {steps} steps{hint}")
+    others = ", ".join(name for name in env.tasks if name != rollout.task)
+    print(f"{rollout.task}, {steps} steps" + (f" (others: --task {others})" if others else ""))
 
-    values = 1 if judged.bins_TGN is None else len(config.gammas)
-    heights = (2.6 * len(weights) + 0.3, 1.35 * (values + 2) + 0.5)
-    figure = Figure(figsize=(11.5, sum(heights) + 0.6))
-    upper, lower = figure.subfigures(2, 1, height_ratios=heights)
+    rows = 3 if judged.bins_TGN is None else len(config.gammas) + 2
+    figure = Figure(figsize=(11.5, 2.6 * len(weights) + 1.35 * rows + 1.4))
+    upper, lower = figure.subfigures(2, 1, height_ratios=(2 * len(weights), rows))
     maps, ages = upper.subplots(len(weights), 2, squeeze=False, width_ratios=(2, 3)).T
-    for layer, (weight_HTT, left, right) in enumerate(zip(weights, maps, ages), 1):
-        draw_weights(left, weight_HTT, f"layer {layer}, mean of its heads")
-        share_HT = weight_by_age(weight_HTT)
-        draw_ages(right, share_HT, f"layer {layer}, head by head")
-        head, age = divmod(int(share_HT.argmax()), share_HT.shape[1])
-        share = share_HT[head, age]
-        print(f"layer {layer}: head {head + 1} gives {share:.2f} of its weight to the step {age} back")
-    axes = lower.subplots(values + 2, 1, sharex=True)
+    for layer, (left, right, weight_HTT) in enumerate(zip(maps, ages, weights), 1):
+        draw_layer(left, right, weight_HTT, layer)
+    axes = lower.subplots(rows, 1, sharex=True)
     if judged.bins_TGN is None:
-        draw_values(axes[0], judged.value_TG / config.reward_scale, config.gammas)
+        axes[0].plot(np.arange(steps) + 0.5, judged.value_TG / config.reward_scale, label=config.gammas)
+        axes[0].set(title="value of the action taken, by discount", ylabel="value, return")
     else:
         for g, axis in enumerate(axes[:-2]):
             draw_bins(axis, rollout, judged, g, agent.value.support, config)
+        axes[0].set_title("probabilities of the critic's bins, for the action taken")
+    axes[0].legend(ncols=2, loc="lower left", frameon=True)
     draw_actions(axes[-2], axes[-1], rollout, judged.advantage_T / config.reward_scale)
     for step in starts:
         for axis in (*maps, *axes):
             axis.axvline(step, color="black", linestyle=(0, (4, 2)), linewidth=0.9)
     axes[-1].set(xlim=(0, steps), xlabel="env step of the rollout")
-    title = f"{path.parent.name}: {rollout.task}, seed {seed}, "
-    title += f"the first {steps} steps" if rollout.total is None else f"return {rollout.total:.3f}"
-    figure.suptitle(title + ("; dashed: a new attempt begins" if starts else ""))
+    end = f"the first {steps} steps" if rollout.total is None else f"return {rollout.total:.3f}"
+    figure.suptitle(f"{path.parent.name}: {rollout.task}, seed {seed}, {end}; dashed: a new attempt begins")
     return save(figure, out or path.parent / "attention.png")
 
 
-def draw_weights(axis, weight_HTT: Tensor, title: str) -> None:
-    """Heat map of a layer's weights (H, T, T), the mean over heads."""
-    edges = np.arange(weight_HTT.shape[-1] + 1)
-    heat_map(axis, edges, edges, weight_HTT.mean(0).numpy(), "weight", pad=0.02)
-    axis.invert_yaxis()
-    axis.set(title=title, aspect="equal", ylabel="attending env step", xlabel="attended env step")
+def draw_layer(left, right, weight_HTT: Tensor, layer: int) -> None:
+    """A layer's weights (H, T, T): the mean over heads as a heat map; the age of the steps that each head attends to.
 
-
-def draw_ages(axis, share_HT: Tensor, title: str) -> None:
-    """The age of the steps that each head attends to: `weight_by_age` (H, T / 2).
-
-    Shown up to four times the age of the highest peak.
+    Ages are shown up to four times that of the highest peak. Prints the peak.
     """
-    heads, ages = share_HT.shape
-    axis.plot(share_HT.T, marker=".", label=range(1, heads + 1))
-    last = max(16, 4 * (int(share_HT.argmax()) % ages))
-    axis.set(title=title, ylabel="mean weight", xlabel="env steps back", xlim=(-0.5, last), ylim=(0, 1.02))
-    axis.legend(title="head", ncols=2)
+    edges = np.arange(weight_HTT.shape[-1] + 1)
+    heat_map(left, edges, edges, weight_HTT.mean(0).numpy(), "weight", pad=0.02)
+    left.set(title=f"layer {layer}, mean of its heads", aspect="equal", ylim=(edges[-1], 0))
+    left.set(ylabel="attending env step", xlabel="attended env step")
+    share_HT = weight_by_age(weight_HTT)
+    head, age = divmod(int(share_HT.argmax()), share_HT.shape[1])
+    share = share_HT[head, age]
+    print(f"layer {layer}: head {head + 1} gives {share:.2f} of its weight to the step {age} back")
+    right.plot(share_HT.T, marker=".", label=range(1, len(share_HT) + 1))
+    right.set(title=f"layer {layer}, head by head", xlim=(-0.5, max(16, 4 * age)), ylim=(0, 1.02))
+    right.set(ylabel="mean weight", xlabel="env steps back")
+    right.legend(title="head", ncols=2)
 
 
 def draw_bins(axis, rollout: Rollout, judged: Judgement, g: int, support: BinSupport, config) -> None:
@@ -238,40 +230,26 @@ def draw_bins(axis, rollout: Rollout, judged: Judgement, g: int, support: BinSup
         returns["discounted return"] = discounted(rollout.reward_T * scale, gamma)
     lines = {name: bin_position(support, return_T) for name, return_T in returns.items()}
     # Drawn are the bins that are likely in any step, and those that the lines pass through.
-    passed = torch.cat(list(lines.values())).round().int()
-    used = [*np.flatnonzero(p_TN.max(0) > LEAST), *passed]
-    time_T, look = np.arange(len(p_TN) + 1), {"top": 1, "pad": 0.01, "fraction": 0.02}
-    bin_map(axis, time_T, p_TN, used, support, scale, "probability", **look)
-    border = withStroke(linewidth=2.6, foreground="white")  # keeps the lines visible on black
-    for name, bin_T in lines.items():
-        axis.plot(time_T[:-1] + 0.5, bin_T, label=name, path_effects=[border])
+    used = [*np.flatnonzero(p_TN.max(0) > LEAST), *torch.cat(list(lines.values())).round().int()]
+    time_T = np.arange(len(p_TN) + 1)
+    bin_map(axis, time_T, p_TN, used, support, scale, "probability", pad=0.01, fraction=0.02)
+    # These two colours are visible on white and on black.
+    for (name, bin_T), color in zip(lines.items(), ("C1", "C6")):
+        axis.plot(time_T[:-1] + 0.5, bin_T, color=color, label=name)
     axis.set_ylabel(f"return,\ndiscount {gamma:g}")
-    if g == 0:
-        axis.set_title("probabilities of the critic's bins, for the action taken")
-        axis.legend(ncols=2, loc="lower left", frameon=True)
-
-
-def draw_values(axis, value_TG: Tensor, gammas) -> None:
-    """A scalar critic's values (T, G), a line for each discount, in units of return."""
-    labels = [f"{gamma:g}" for gamma in gammas]
-    axis.plot(np.arange(len(value_TG)) + 0.5, value_TG, label=labels)
-    axis.legend(title="discount", ncols=len(gammas), frameon=True)
-    axis.set(title="value of the action taken", ylabel="value, return")
 
 
 def draw_actions(upper, lower, rollout: Rollout, advantage_T: Tensor) -> None:
     """The actions taken and, below, their advantages (T,): filled where the filter lets an action through."""
     time_T, passed_T = np.arange(len(advantage_T)) + 0.5, (advantage_T > 0).numpy()
-    dots = {"s": 9 if len(time_T) <= 200 else 3, "edgecolors": "C0", "linewidths": 0.7, "zorder": 3}
-    dots["facecolors"] = np.where(passed_T, "C0", "white")
+    dots = {"s": 6, "edgecolors": "C0", "facecolors": np.where(passed_T, "C0", "white"), "zorder": 3}
     if rollout.action.ndim == 1:
         upper.scatter(time_T, rollout.action, **dots)
         upper.yaxis.get_major_locator().set_params(integer=True)
-        upper.set(title="action taken", ylabel="action", ymargin=0.2)
     else:
         upper.plot(time_T, rollout.action, linewidth=0.9, label=range(rollout.action.shape[1]))
         upper.legend(title="dimension", loc="center left", bbox_to_anchor=(1.0, 0.5))
-        upper.set(title="action taken", ylabel="action, -1 to 1")
+    upper.set(title="action taken", ylabel="action", ymargin=0.2)
     lower.axhline(0, color="0.6", linestyle="-", linewidth=0.8)
     lower.vlines(time_T, 0, advantage_T, color="0.75", linewidth=0.8)
     lower.scatter(time_T, advantage_T, **dots)

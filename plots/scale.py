@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
-from plots.style import LOOK, save
+from plots.style import save, styled
 from twohot import BinSupport, cross_entropy, twohot_loss
 
 # Bins, lower limit, upper limit, symlog, HL-Gauss labels. The text of the paper does not say how many bins
@@ -71,7 +71,7 @@ def scale_losses(target_Y: np.ndarray, error_E: np.ndarray) -> dict[str, np.ndar
     return losses
 
 
-@rc_context(LOOK)
+@styled
 def plot_scale(out: str | Path | None = None) -> Path:
     """Draw `scale_losses`, one panel a loss; returns the path of the picture (default figures/scale.png).
 
@@ -79,28 +79,25 @@ def plot_scale(out: str | Path | None = None) -> Path:
     when the prediction is half the target. Symlog is linear near 0: the lines of targets from 100 on lie on
     one another, those of 10 and 1 increasingly below. Source: paper, Figures 3 and 12.
     """
-    # The axis shows relative errors at the places of their log ratios: -50% and +100% lie mirrored.
-    error_E = 2 ** np.linspace(-1, 1, 201) - 1
+    error_E = np.linspace(-0.5, 1, 201)
     figure = Figure(figsize=(11.5, 7))
     axes = figure.subplots(2, 3)
     for axis, (name, loss_YE) in zip(axes.flat, scale_losses(TARGETS, error_E).items()):
         for target, loss_E in zip(TARGETS, loss_YE):
             # A loss of 0 has no place on a log axis.
-            axis.plot(np.log1p(error_E), np.where(loss_E > 0, loss_E, np.nan), label=f"{target:,.0f}")
+            axis.plot(error_E, np.where(loss_E > 0, loss_E, np.nan), label=f"{target:,.0f}")
         ratio = loss_YE[-1, 0] / loss_YE[0, 0]  # the first error is -0.5
         print(f"{name}: loss of target {TARGETS[-1]:,.0f} / loss of target {TARGETS[0]:g} = {ratio:.3g}")
         axis.set_title(f"{name}\nlargest / smallest target at -50%: {ratio:,.1f} times")
         axis.set(yscale="log", ylabel="squared units of return")
         if name in CLASSIFIERS:  # one y range, so that their heights compare
             axis.set(ylim=(0.5, 35), ylabel="nats")
-        ticks = [-0.5, -0.4, -0.2, 0, 0.25, 0.5, 1]
-        axis.set_xticks(np.log1p(ticks), [f"{100 * t:+.0f}%" if t else "0" for t in ticks])
+        axis.xaxis.set_major_formatter(PercentFormatter(1))
     axes[0, 1].legend(title="target", loc="upper center")
-    figure.supxlabel("relative error of the prediction (log ratio)")
+    figure.supxlabel("relative error of the prediction")
     figure.suptitle(
         "Critic loss against relative error, for targets over four orders of magnitude\n"
-        "Classifiers predict a Gaussian of 0.75 bins around the predicted value, with at least 1e-12 in each "
-        "bin (27.6 nats)\nLimits: wide ±100,000; tuned -100 to 15,000, where predictions are clipped. Log axes"
+        "Classifiers predict a Gaussian of 0.75 bins. Limits: wide ±100,000; tuned -100 to 15,000, which clip"
     )
     return save(figure, out or "figures/scale.png")
 
@@ -112,10 +109,8 @@ def read_table(path: Path, numbers: tuple[str, ...]) -> list[dict]:
     """Rows of a csv file of runs as dicts, `numbers` as floats; ValueError, one line, if there is no such table."""
     try:
         with path.open(newline="") as file:
-            rows = [
-                {key: row[key] for key in KEYS} | {key: float(row[key]) for key in numbers}
-                for row in csv.DictReader(file)
-            ]
+            table = csv.DictReader(file)
+            rows = [{k: row[k] for k in KEYS} | {n: float(row[n]) for n in numbers} for row in table]
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         rows = []
     if not rows:
@@ -139,13 +134,12 @@ def over_seeds(rows: list[dict], column: str, **where) -> tuple[float, float, fl
 
 def draw_returns(axis, rows: list[dict], title: str, **where) -> None:
     """Normalised return by variant: mean and range over seeds, rescaled rewards filled, control hollow."""
-    looks = {"marker": "s", "markerfacecolor": "white"}, {"marker": "o"}
-    for scaled, label in enumerate(("rewards as they are", "rescaled")):
+    for scaled, (fill, label) in enumerate((("none", "rewards as they are"), ("full", "rescaled"))):
         place_V = np.arange(len(VARIANTS)) + 0.24 * (scaled - 0.5)
         seeds = [over_seeds(rows, "normalised", variant=name, scaled=scaled, **where) for name in VARIANTS]
         mean_V, low_V, high_V = np.transpose(seeds)
         axis.vlines(place_V, low_V, high_V)
-        axis.plot(place_V, mean_V, color="C0", linestyle="", markersize=6, label=label, **looks[scaled])
+        axis.plot(place_V, mean_V, "oC0", fillstyle=fill, markersize=6, label=label)
     axis.hlines([0, 1], -0.5, len(VARIANTS) - 0.5, color="0.8", linewidth=0.8, zorder=0)
     axis.set_xticks(range(len(VARIANTS)), [variant.replace("_", " /\n") for variant in VARIANTS])
     axis.set_title(title)
@@ -168,7 +162,7 @@ def draw_shares(axis, rows: list[dict], tasks: list[str], variant: str) -> None:
     axis.set_title(variant.replace("_", " / "))
 
 
-@rc_context(LOOK)
+@styled
 def plot_scales(path: str | Path = "results/scales.csv", out: str | Path | None = None) -> Path:
     """Draw the comparison under rescaled rewards; returns the path of the picture.
 
