@@ -31,7 +31,6 @@ DEVIATION `store_executed`: `previous_action` shows the valid action that replac
 
 import difflib
 import math
-import re
 import runpy
 import sys
 from collections.abc import Callable, Sequence
@@ -262,15 +261,6 @@ def first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def nearest(name: str, names: Sequence[str]) -> str:
-    "Up to three of `names` that somebody who typed `name` may have meant."
-    same = [n for n in names if re.sub(r"-v\d+$", "", n) == re.sub(r"-v\d+$", "", name)]
-    if same:  # only the version differs
-        return ", ".join(same)
-    inside = [n for n in names if name.lower() in n.lower()]
-    return ", ".join((inside or difflib.get_close_matches(name, names, cutoff=0.4) or list(names))[:3])
-
-
 def attempt_limit(env: gymnasium.Env) -> int | None:
     """The most steps of an attempt: from a Gymnasium id's spec, or the task's `max_episode_length`. None: unknown."""
     if env.spec is not None:
@@ -292,8 +282,6 @@ class MultiTaskEnv(gymnasium.Env):
     Raises ValueError for tasks or rules that do not fit together, for an action outside the space, and for a task
     that raises or returns NaN, infinity or another shape: one line with task and step. `ResetNeeded` after the end.
     """
-
-    _task = _rollout = _start = None
 
     def __init__(self, tasks: dict[str, Callable], rules: Rules | None = None, **changed):
         self.rules = rules = (rules or Rules())._replace(**changed)
@@ -324,6 +312,7 @@ class MultiTaskEnv(gymnasium.Env):
         longest = [attempt_limit(env) for env in self._envs]
         limits = [rules.max_steps, None if None in longest else rules.attempts * max(longest)]
         self.max_rollout_length = min((n for n in limits if n is not None), default=None)
+        self._task = self._rollout = self._start = None
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         """Start a rollout: draw a task (or take options["task"]) and a variant of it."""
@@ -335,7 +324,7 @@ class MultiTaskEnv(gymnasium.Env):
         elif name in self.tasks:
             self._task = self.tasks.index(name)
         else:
-            near = nearest(name, self.tasks)
+            near = ", ".join(difflib.get_close_matches(name, self.tasks, cutoff=0.0))
             raise ValueError(f"options ask for task '{name}', not one of these. Did you mean {near}?")
         self._rollout, self._seed = Attempts(self.attempts, self.free_attempts), None
         obs = self._observe(self._new_attempt(), reward=0.0, attempt_start=True, valid=True)
@@ -347,7 +336,8 @@ class MultiTaskEnv(gymnasium.Env):
         if task is None:
             raise gymnasium.error.ResetNeeded("the rollout is over, or none has begun: call reset() first")
         actions = self._actions[task]
-        chosen, executed, valid = self._choose(action, actions.size, self.action_size, self.np_random)
+        # `_np_random` is what the property `np_random` returns, without the time of a call.
+        chosen, executed, valid = self._choose(action, actions.size, self.action_size, self._np_random)
         self._taken.append(chosen)
         rollout.steps += 1
         try:
@@ -390,7 +380,7 @@ class MultiTaskEnv(gymnasium.Env):
             obs = self._pad[self._task](frame, action, reward, attempt_start, attempt, valid)
         except FAULTS as error:
             raise self._fault(f"returned an observation unlike its space: {first_line(error)}") from error
-        if self.rules.mark_attempts and self.image_shape and attempt > 0:
+        if self.image_shape and attempt > 0 and self.rules.mark_attempts:
             side = self.image_shape[0] // 8  # the paper names no size; 8 of 64 pixels hide little of any game
             obs["image"][:side, :side] = 0
         return obs

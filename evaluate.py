@@ -26,10 +26,18 @@ from tqdm import tqdm
 
 from agent import Agent, Policy
 from config import Config, check_device, refuse_import
-from envs import MultiTaskEnv, nearest
+from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
-from suites import BENCHMARKS, env_arguments, evaluation_arguments, held_out_tasks, make_env, split_names
+from suites import (
+    BENCHMARKS,
+    env_arguments,
+    evaluation_arguments,
+    held_out_tasks,
+    make_env,
+    nearest,
+    split_names,
+)
 from suites.scores import add_attempts, format_table, load_bounds, score_rows
 
 # ----------------------------------------------------------------------------------- load and play

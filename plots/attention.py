@@ -26,10 +26,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from agent import Policy, TwoHotValue
-from envs import nearest
 from evaluate import find_checkpoint, load
 from plots.style import bin_map, bin_position, heat_map, save, styled
 from runtime.episode_buffer import parts
+from suites import nearest
 from twohot import BinSupport
 
 MOST_STEPS = 1000  # are played and drawn; a picture has too few rows of pixels for more

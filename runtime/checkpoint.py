@@ -2,9 +2,9 @@ r"""Checkpoints: files that survive crashes, and a run saved to them and resumed
 
 What     files first: `save` and `load` of nested dictionaries of tensors, numbers and strings, and the state of
          random generators; then whole runs: `save_run`, `restore_run` and `continue_run`
-Why      a run takes days. A crash, a full disk or Ctrl-C during a write must leave the last checkpoint as it was,
-         a damaged file must be noticed, and a stranger's file must not be able to run code. A resumed run
-         continues exactly: on a CPU its numbers are those of a run that was never interrupted
+Why      a run takes days. A crash, a full disk or Ctrl-C must leave the last checkpoint as it was, damage must be
+         noticed, a stranger's file must not run code, and on a CPU a resumed run must be exactly the run that was
+         interrupted
 Paper    none
 Format   the output of `torch.save`, then a trailer: its SHA-256 (32 bytes) and b"AMAGO2CK". Zip archives tolerate
          bytes at their end, so it can be opened without this file: torch.load(path, weights_only=True)
@@ -15,7 +15,6 @@ Folder   runs/<name>/checkpoint.pt names the files that belong to it, with their
 Notes    A simulator cannot be saved as plain data. Instead, its rollout's seeds and the actions since are saved and
          stepped again; if that does not lead to the same observation, the rollout restarts (Run.lost counts it).
          Processes on several machines share the folder.
-Copy     this file and distributed.py, in a folder runtime/; needs torch and numpy
 """
 
 import dataclasses
@@ -97,8 +96,7 @@ def save(path, state: dict, previous=None) -> str:
     except BaseException:  # Ctrl-C too: a half-written file would only take up space
         temporary.unlink(missing_ok=True)
         raise
-    # A rename changes the folder, which has to reach the disk as well. Windows cannot open folders.
-    if os.name == "posix":
+    if os.name == "posix":  # a rename changes the folder, which has to reach the disk as well
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -5,7 +5,7 @@ What     the group of processes; means of gradients and statistics over it; resu
 Why      a second GPU costs one word on the command line: torchrun starts the program once for each process
 Paper    none
 Notes    DistributedDataParallel averages gradients during one backward pass. Our update makes one backward pass for
-         each chunk of states, so it averages the finished gradients here, in one message.
+         each chunk of states, so it averages the finished gradients, in one message.
          With one process, every function here returns at once, and torch.distributed is not started.
 Copy     this file alone; needs torch
 """
@@ -83,25 +83,11 @@ def mean(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def average_(tensors: list[Tensor]) -> None:
-    """Replace each tensor (any shape) by its mean over all processes."""
-    _replace_in_one_message(tensors, mean)
-
-
 def broadcast_(tensors: list[Tensor]) -> None:
     """Replace each tensor (any shape) by the first process's."""
-
-    def from_first(flat):
-        dist.broadcast(flat, 0)
-        return flat
-
-    _replace_in_one_message(tensors, from_first)
-
-
-def _replace_in_one_message(tensors: list[Tensor], exchange: Callable) -> None:
-    "Replace `tensors` by `exchange` of them all as one vector: one message is faster than hundreds."
     if world_size() > 1:
-        flat = exchange(torch.cat([tensor.flatten() for tensor in tensors]))
+        flat = torch.cat([tensor.flatten() for tensor in tensors])  # one message is faster than many
+        dist.broadcast(flat, 0)
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
             tensor.copy_(part.view_as(tensor))
 

@@ -225,9 +225,7 @@ class Run:
         self.recent.append(metrics)
         self.updates += 1
         self.updates_owed -= 1
-        if distributed.world_size() > 1:
-            # The power iterations of sigma-reparam count passes, which may be more in one process than in another.
-            distributed.broadcast_([b for b in self.agent.buffers() if b.dtype == torch.float32])
+        share_buffers(self.agent)
         if self.updates % self.config.log_every == 0:
             self.log_training()
 
@@ -338,6 +336,15 @@ class Run:
         """Write a checkpoint of everything."""
         checkpoint.save_run(self)
         self.log.done("save")
+
+
+def share_buffers(agent: torch.nn.Module) -> None:
+    """Give all processes the first one's buffers.
+
+    The power iterations of sigma-reparam count passes, which may be more in one process than in another.
+    """
+    if distributed.world_size() > 1:
+        distributed.broadcast_([b for b in agent.buffers() if b.dtype == torch.float32])
 
 
 def explained(error: Exception, run: Run) -> Exception | None:

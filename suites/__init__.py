@@ -3,16 +3,17 @@ r"""The benchmarks by name, and the multi-task environment of each.
 What     `BENCHMARKS` maps a name to its tasks and to the way a rollout plays them; `make_env` builds the environment
 Why      the program and its users choose by name; `MultiTaskEnv` (envs.py) and each benchmark's file stay simple
 Paper    AMAGO-2 section 4 and appendix B
-Try      python -m suites popgym      and      python -m suites.popgym
+Try      python -m suites --list popgym      and      python -m suites.popgym
 """
 
+import difflib
 import functools
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from envs import MultiTaskEnv, Rules, nearest
+from envs import MultiTaskEnv, Rules
 from suites.atari import atari_tasks
 from suites.babyai import BABYAI_VOCABULARY, babyai_sets, babyai_tasks
 from suites.gym import gym_tasks
@@ -34,13 +35,9 @@ class Benchmark(NamedTuple):
     tasks: Callable  # (split) -> {name: constructor}, all that are played unless some are asked for
     package: str  # to install, in the words of an error
     rules: Rules = Rules()
-    spread: bool = (
-        False  # each of several environments plays its own tasks, so that all are played equally often
-    )
+    spread: bool = False  # several environments play different tasks, so that all are played equally often
     slow: bool = False  # a step costs more than handing it to a worker process
-    sets: Callable | None = (
-        None  # (split) -> {name: {name: constructor}}, the names that --tasks may also use
-    )
+    sets: Callable | None = None  # (split) -> {name: {name: constructor}}: names that --tasks also takes
     vocabulary: int | None = None  # number of different tokens, where instructions are seen
 
 
@@ -65,6 +62,15 @@ BENCHMARKS = {
     # v5's limit of 108,000 frames, in steps of 4.
     "atari": Benchmark(atari_tasks, "ale-py", Rules(max_steps=27_000), spread=True),
 }
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    "Up to three of `names` that somebody who typed `name` may have meant."
+    same = [n for n in names if re.sub(r"-v\d+$", "", n) == re.sub(r"-v\d+$", "", name)]
+    if same:  # only the version differs
+        return ", ".join(same)
+    inside = [n for n in names if name.lower() in n.lower()]
+    return ", ".join((inside or difflib.get_close_matches(name, names, cutoff=0.4) or list(names))[:3])
 
 
 def all_tasks(env: str, split: str = "train") -> dict[str, Callable]:
@@ -145,8 +151,7 @@ def make_env(
     chosen = choose_tasks(env, tasks, split)
     benchmark = BENCHMARKS.get(env, Benchmark(gym_tasks, "gymnasium"))
     rules = benchmark.rules._replace(store_executed=store_executed, clip_rewards=clip_rewards)
-    if attempts is not None:
-        rules = rules._replace(attempts=attempts)
+    rules = rules._replace(attempts=rules.attempts if attempts is None else attempts)
     if max_steps is not None:
         rules = rules._replace(max_steps=min(max_steps, rules.max_steps or max_steps))
     if benchmark.spread:

@@ -1,4 +1,4 @@
-"""List the tasks of benchmarks with their sizes: `python -m suites [ENV...]` or `python envs.py --list [ENV...]`."""
+"""List the tasks of benchmarks with their sizes: `python -m suites --list [ENV...]` or `python envs.py --list [ENV...]`."""
 
 import argparse
 

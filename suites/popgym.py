@@ -62,9 +62,7 @@ def scales_tasks() -> dict[str, Callable]:
 
 if __name__ == "__main__":
     env = MultiTaskEnv({"RepeatFirstEasy": popgym_tasks()["RepeatFirstEasy"]}, attempts=2)
-    print(
-        "repeat the first suit that was shown: 51 steps an attempt, +-1/51 each; around the attempt boundary:"
-    )
+    print("Repeat the first suit: 51 steps an attempt, +-1/51 each. Around the boundary of the attempts:")
     obs, done, t = env.reset(seed=0)[0], False, 0
     while not done:
         seen = {name: obs[s].astype(float).round(3).tolist() for name, s in env.layout.items()}

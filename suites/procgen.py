@@ -18,8 +18,6 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envs import nearest
-
 # The five games of the easy experiment (Figure 6), and all 16 of the memory-hard one (Figure 8): six games have
 # the mode "memory", which is hard with a part of the level hidden; the others are played hard.
 PROCGEN_MEMORY_GAMES = ("caveflyer", "dodgeball", "heist", "jumper", "maze", "miner")
@@ -87,8 +85,7 @@ class ProcgenGame(gymnasium.Env):
 def check_procgen(game: str, mode: str, level: int) -> None:
     "ValueError for arguments for which Procgen would end the whole process, or silently do something else."
     if game not in PROCGEN_MEMORY_HARD:
-        near = nearest(game, list(PROCGEN_MEMORY_HARD))
-        raise ValueError(f"unknown Procgen game '{game}'. Did you mean {near}?")
+        raise ValueError(f"unknown Procgen game '{game}': it is one of {', '.join(PROCGEN_MEMORY_HARD)}")
     if mode not in ("easy", "hard", "memory"):
         raise ValueError(f"unknown Procgen mode '{mode}': it is easy, hard or memory")
     if mode == "memory" and game not in PROCGEN_MEMORY_GAMES:

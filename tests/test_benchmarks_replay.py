@@ -1,6 +1,6 @@
-"""benchmarks/replay.py: the plain list draws the same windows as the replay, and what the table says of both.
+"""benchmarks/replay.py: the plain list draws the same windows as the replay, and the table compares both.
 
-Of speed only what holds with room to spare, measured within one run.
+Speeds are tested only where the difference is large, measured within one run.
 """
 
 import importlib.util
@@ -30,7 +30,10 @@ def test_the_plain_list_draws_the_same_windows(case):
     for context in (5, 30, 40):
         ours, theirs = replay.sample(8, context), plain.sample(8, context)
         for field, a, b in zip(ours._fields, ours, theirs):
-            assert (a is None and b is None) or (a.dtype == b.dtype and torch.equal(a, b)), field
+            if isinstance(a, torch.Tensor):
+                assert a.dtype == b.dtype and torch.equal(a, b), field
+            else:
+                assert a == b, field
         assert (ours.image_BT is None) == (case == "vectors-laptop")
         ends += int(ours.done_BT.sum())
     assert ends > 0

@@ -99,7 +99,7 @@ def test_a_copied_file_runs_alone(name, tmp_path):
     done = run_alone(tmp_path, [Path(name).name, "block.py"], needed(name))
     assert done.returncode == 0, done.stderr
     _, example, block = done.stdout.split("====\n")
-    assert len(example.splitlines()) >= 3
+    assert len(example.splitlines()) >= 3 or Path(name).stem not in COMPONENTS
     # A comment after a print shows its output.
     promised = re.findall(r"^ *print\(.*\)  # (.*)$", BLOCKS[name], re.MULTILINE)
     assert promised and block.splitlines() == promised

@@ -12,14 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_agent import window
+from test_update import window
 from torch import nn
 
 import train
+from agent import Agent
 from config import Config
 from critics import move_target
 from presets import preset
 from runtime import checkpoint, distributed
+from update import SHARES, add_gradients, groups
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ["--scale", "smoke", "--device", "cpu", "--tasks", "RepeatFirstEasy,MineSweeperEasy"]
@@ -118,23 +120,25 @@ except (ValueError, OSError, checkpoint.CheckpointError) as error:
     return path
 
 
-def small(variant: str) -> tuple[Config, train.Agent]:
+def small(variant: str) -> tuple[Config, Agent]:
     "The same weights every time."
     config = Config(**{**preset("popgym", "smoke", variant), "variant": variant, "dropout": 0.0})
     torch.manual_seed(0)
-    return config, train.Agent(config, 9, 5, True)
+    return config, Agent(config, 9, 5, True)
 
 
 def batches(update: int) -> list:
     "A batch for each of two processes, of different lengths; the second with returns of another scale."
     both = [window(O=9, A=5, seed=2 * update + rank, T=6 + 3 * rank) for rank in range(2)]
-    both[1].reward_BT = 30 * both[1].reward_BT + 5
+    both[1] = both[1]._replace(reward_BT=30 * both[1].reward_BT + 5)
     return both
 
 
 TWENTY = """
 import sys, torch, train
 from runtime import distributed
+from runtime.run import share_buffers
+from update import update
 from test_distributed import VARIANTS, batches, small
 with distributed.process_group():
     for variant in VARIANTS:
@@ -142,7 +146,9 @@ with distributed.process_group():
         optimizer, schedule = train.make_optimizer(agent, config)
         for number in range(20):
             torch.manual_seed(100 * number + distributed.rank())
-            metrics = train.update(agent, optimizer, schedule, batches(number)[distributed.rank()], config)
+            batch = batches(number)[distributed.rank()]
+            metrics = update(agent, optimizer, schedule, batch, config, mean=distributed.mean)
+            share_buffers(agent)
             assert not metrics["skipped"]
         torch.save(agent.state_dict(), f"{sys.argv[1]}/{variant}-{distributed.rank()}.pt")
 """
@@ -184,7 +190,7 @@ def test_twenty_updates_of_two_processes_equal_one_with_the_mean_gradient(twenty
         for parameter, gradient in zip(agent.parameters(), gradients):
             parameter.grad = gradient
         nn.utils.clip_grad_norm_([p for p in agent.parameters() if p.grad is not None], config.grad_clip)
-        optimizer.step(), schedule.step()
+        optimizer.step(), schedule.step(torch.ones(()))
         move_target(agent.target_actor, agent.actor, config.tau)
         move_target(agent.value.target_critics, agent.value.critics, config.tau)
     expected, moved = agent.state_dict(), 0
@@ -206,12 +212,10 @@ def mean_gradients(agent, both, config, number) -> list:
             value.copy_(buffers[name])
         agent.zero_grad()
         torch.manual_seed(100 * number + rank)
-        original, train.distributed.mean = train.distributed.mean, pool
-        try:
-            states = both[rank].mask_BT.sum().item()
-            train.add_gradients(agent, both[rank], config, states, torch.zeros(len(train.SHARES), 20))
-        finally:
-            train.distributed.mean = original
+        parts = groups(both[rank], config) if config.variant == "ind_ind" else [both[rank]]
+        for part in parts:
+            by_task, states = torch.zeros(len(SHARES), 20), sum(both[rank].lengths)
+            add_gradients(agent, part, config, states, by_task, pool)
         return [None if p.grad is None else p.grad.clone() for p in agent.parameters()]
 
     sums = []
@@ -299,6 +303,6 @@ def test_alone_nothing_changes_and_nothing_is_started():
         assert sizes == (1, 0, 1) and not torch.distributed.is_initialized()
         tensor = torch.ones(3)
         assert distributed.mean(tensor) is tensor
-        distributed.average_([tensor]), distributed.broadcast_([tensor])
+        distributed.broadcast_([tensor])
         assert tensor.tolist() == [1, 1, 1] and distributed.run_on_first(lambda: 5) == 5
         assert distributed.maximum([1, 0]) == [1, 0] and distributed.all_gather("a") == ["a"]

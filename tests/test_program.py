@@ -23,10 +23,12 @@ from conftest import TRAINED
 import evaluate
 import plot
 import train
+import update
 from agent import Policy
 from replay import Replay
 from runtime import checkpoint, logger
 from runtime.episode_buffer import EpisodeBuffer
+from runtime.run import Run
 from suites import make_env
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,9 +85,9 @@ def test_every_variant_trains_and_logs_what_it_sees(runs, variant, env, capsys):
 
 def test_labels_limits_and_n_step_targets_from_the_command_line(runs, monkeypatch):
     seen = {}
-    original = train.n_step_target
+    original = update.n_step_target
     record = lambda *args: seen.setdefault("n", args[-1]) and original(*args)
-    monkeypatch.setattr(train, "n_step_target", record)
+    monkeypatch.setattr(update, "n_step_target", record)
     flags = [
         "--value_label",
         "hlgauss",
@@ -189,9 +191,7 @@ def test_resume_continues_and_doubles_no_row(trained_copy, capsys):
 
 
 def test_evaluations_and_checkpoints_that_are_due_together_both_come_and_training_goes_on(runs, monkeypatch):
-    """By a clock that the test moves: after each step both are due, and an evaluation takes far longer than either
-    interval, so that another checkpoint is due before the next step.
-    """
+    "By a clock that the test moves: after each step both are due, and an evaluation takes longer than both intervals."
     now = itertools.count()
     clock = SimpleNamespace(moved=0, monotonic=lambda: next(now) + 60 * clock.moved)
 
@@ -211,8 +211,8 @@ def test_evaluations_and_checkpoints_that_are_due_together_both_come_and_trainin
     train.main(["--name", "a", *SMOKE, *ONE, *every, "--steps", "40"])
     evaluated = [row["step"] for row in rows_of(runs / "a") if "eval/return_mean" in row]
     assert evaluated == [*range(0, 40, 4), 40]
-    # One before each evaluation, since that may take the process down; one after it; and two at the end.
-    assert checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]["saves"] == 2 * 10 + 2
+    # One before each evaluation, since that may crash the process, and a last one.
+    assert checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]["saves"] == 11 + 1
 
 
 def test_a_run_that_began_from_weights_keeps_its_own_when_it_is_resumed(trained_copy, runs):
@@ -346,20 +346,20 @@ def test_a_video_of_a_task_without_pictures_is_one_line_and_leaves_no_file(train
 
 def test_exploration_schedule():
     "From 1 to .2 over 100 steps of each environment; each rollout takes its own fraction of it."
-    lanes = SimpleNamespace(
+    buffer = SimpleNamespace(
         fraction_E=np.array([0.0, 0.5, 1.0]), time_E=np.array([0, 10, 0]), count_E=np.array([0, 5, 40])
     )
     env = SimpleNamespace(max_rollout_length=30)
     config = train.Config(num_envs=4, epsilon_steps=100, epsilon_start=1.0, epsilon_end=0.2)
     for steps, value in ((0, 1.0), (200, 0.6), (400, 0.2), (4000, 0.2)):
-        run = SimpleNamespace(steps=steps, config=config, lanes=lanes, env=env)
-        np.testing.assert_allclose(train.Run.epsilon(run), [0, value / 2, value])
+        run = SimpleNamespace(steps=steps, config=config, buffer=buffer, env=env)
+        np.testing.assert_allclose(Run.epsilon(run), [0, value / 2, value])
     # Within a rollout of 30 steps, too: its start, its middle, past its end; late in the run.
     config = dataclasses.replace(config, epsilon_late_start=0.8, epsilon_late_end=0.0)
-    lanes.fraction_E = np.ones(3)
+    buffer.fraction_E = np.ones(3)
     for steps, values in ((0, [1.0, 0.9, 0.8]), (400, [0.2, 0.1, 0.0])):
-        run = SimpleNamespace(steps=steps, config=config, lanes=lanes, env=env)
-        np.testing.assert_allclose(train.Run.epsilon(run), values, atol=1e-12)
+        run = SimpleNamespace(steps=steps, config=config, buffer=buffer, env=env)
+        np.testing.assert_allclose(Run.epsilon(run), values, atol=1e-12)
 
 
 def test_exploration_noise():
