@@ -90,8 +90,7 @@ def find_checkpoint(run: str) -> Path:
             return file
     folder = path.parent if path.parent.name else Path("runs")
     known = ", ".join(sorted({str(file.parent) for file in folder.glob("*/*.pt")}))
-    have = f"there are: {known}" if known else f"nothing to evaluate in {folder}/ yet"
-    raise ValueError(f"no checkpoint at {run} ({have})")
+    raise ValueError(f"no checkpoint at {run} (there are: {known or f'none in {folder}/ yet'})")
 
 
 def evaluate(
@@ -133,8 +132,7 @@ def evaluate(
                         playing.remove((e, env))
                     if bar is not None:
                         bar.update()
-            if ended.any():
-                policy.reset(ended)
+            policy.reset(ended)
     return rollouts
 
 
@@ -183,8 +181,7 @@ def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 1
                 while "return" not in info:
                     frame = obs["image"].repeat(4, 0).repeat(4, 1) if isinstance(obs, dict) else env.render()
                     if frame is None:
-                        pictured = "pixels, Meta-World, BabyAI"
-                        raise ValueError(f"{task} draws no pictures: --video is for {pictured}")
+                        raise ValueError(f"{task} draws nothing: --video is for pixels, Meta-World, BabyAI")
                     # All frames are as large as the first, and of even sides, as H.264 has it.
                     size = size or [side // 2 * 2 for side in frame.shape[:2]]
                     places = (np.linspace(0, old - 1, new).astype(int) for old, new in zip(frame.shape, size))
@@ -198,12 +195,13 @@ def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 1
 def main(argv: list[str] | None = None) -> list[dict]:
     """Evaluate as `argv` says (default: the program's own arguments); returns the table's rows."""
     options = tyro.cli(Options, args=argv)
-    if options.episodes < 1:
-        raise ValueError(f"--episodes must be at least 1, got {options.episodes}")
-    split, greedy, seed, video = options.split, options.greedy, options.seed, options.video
+    episodes, split, greedy, seed = options.episodes, options.split, options.greedy, options.seed
+    if episodes < 1:
+        raise ValueError(f"--episodes must be at least 1, got {episodes}")
     path = find_checkpoint(options.run)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     check_device(device)
+    video = options.video
     out = options.out or path.parent / f"evaluation{'_test' if split == 'test' else ''}.csv"
     # What cannot be written is said before the work, not after it.
     if video and video.suffix not in (".mp4", ".gif"):
@@ -222,10 +220,9 @@ def main(argv: list[str] | None = None) -> list[dict]:
             if split == "train" and set(unknown) <= set(held_out_tasks(config.env, config.tasks)):
                 hint = "held out: add --split test"
             raise ValueError(f"{path} was not trained on {', '.join(unknown)}: {hint}")
-        play = f"{options.episodes} rollouts each, {'mode' if greedy else 'samples'}"
-        print(f"{path}: {len(chosen)} tasks, {play}")
-        with tqdm(total=len(chosen) * options.episodes, unit="rollout", disable=None) as bar:
-            played = evaluate(policy.agent, config, options.episodes, chosen, split, greedy, seed, bar=bar)
+        print(f"{path}: {len(chosen)} tasks, {episodes} rollouts each, {'mode' if greedy else 'samples'}")
+        with tqdm(total=len(chosen) * episodes, unit="rollout", disable=None) as bar:
+            played = evaluate(policy.agent, config, episodes, chosen, split, greedy, seed, bar=bar)
         rows, groups = table_of(played, env, config), None
         if split == "test" and (held_out := held_out_tasks(config.env, config.tasks)):
             trained = [task for task in env.tasks if task not in held_out]

@@ -152,7 +152,7 @@ class Run:
         table = format_table(rows)
         (self.folder / "table.txt").write_text(table + "\n")
         self.log.say(table)
-        from plot import plot_run  # here, because matplotlib is slow to import and not needed before
+        from plots.runs import plot_run  # here, because matplotlib is slow to import and not needed before
 
         self.log.say(f"curves: {plot_run(self.folder)}")
         return rows

@@ -320,6 +320,30 @@ def test_evaluate_prints_a_table_and_writes_it(trained_copy, capsys):
         evaluate.main([str(trained_copy.parent / "none")])
 
 
+def test_evaluate_closes_its_environments_when_a_task_raises(trained, monkeypatch):
+    opened, closed = [], []
+
+    def make(*args, **kwargs):
+        opened.append(make_env(*args, **kwargs))
+        opened[-1].close = lambda: closed.append(1)
+        opened[-1].step = lambda action: 1 / 0
+        return opened[-1]
+
+    folder, name = trained
+    policy = evaluate.load(folder / name)
+    monkeypatch.setattr(evaluate, "make_env", make)
+    with pytest.raises(ZeroDivisionError):
+        evaluate.evaluate(policy.agent, policy.config, 3)
+    assert len(opened) == len(closed) > 1
+
+
+def test_a_video_of_a_task_without_pictures_is_one_line_and_leaves_no_file(trained_copy, tmp_path):
+    for name in ("a.mp4", "a.gif"):
+        with pytest.raises(ValueError, match="RepeatFirstEasy draws nothing: --video is for pixels"):
+            evaluate.main([str(trained_copy), "--episodes", "1", "--video", str(tmp_path / name)])
+        assert not (tmp_path / name).exists()
+
+
 def test_exploration_schedule():
     "From 1 to .2 over 100 steps of each environment; each rollout takes its own fraction of it."
     buffer = SimpleNamespace(
