@@ -19,7 +19,6 @@ Notes    A simulator cannot be saved as plain data. Instead, its rollout's seeds
 
 import dataclasses
 import hashlib
-import json
 import os
 import pickle
 import random
@@ -32,6 +31,7 @@ import torch
 from torch import Tensor
 
 from runtime import distributed
+from runtime.episode_buffer import parts
 
 MAGIC = b"AMAGO2CK"
 TRAILER = hashlib.sha256().digest_size + len(MAGIC)  # bytes
@@ -88,7 +88,7 @@ def save(path, state: dict, previous=None) -> str:
             # leave the new name without its data, and the old data gone.
             os.fsync(file.fileno())
         with open(temporary, "rb") as file:
-            if _digest(file, os.path.getsize(temporary) - TRAILER) != hashed.hash.digest():
+            if _digest(file) != hashed.hash.digest():
                 raise OSError(f"{temporary} does not read back as it was written: is the disk failing?")
         if previous is not None and path.exists():
             os.replace(path, previous)  # until the next line, `previous` is the only checkpoint
@@ -96,13 +96,12 @@ def save(path, state: dict, previous=None) -> str:
     except BaseException:  # Ctrl-C too: a half-written file would only take up space
         temporary.unlink(missing_ok=True)
         raise
-    # A rename changes the folder, which has to reach the disk as well. Windows cannot open folders.
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    # A rename changes the folder, which has to reach the disk as well.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
     return hashed.hash.hexdigest()
 
 
@@ -118,16 +117,13 @@ def load(path, sha256: str | None = None, keys: tuple[str, ...] = ()) -> dict:
     with open(path, "rb") as file:
         # The checksum comes before any parsing: damaged data could cause any error, or, if only a bit of a
         # weight has changed, none at all.
-        size = file.seek(0, os.SEEK_END) - TRAILER
-        file.seek(max(size, 0))
-        trailer = file.read()
-        file.seek(0)
-        if size < 0 or not trailer.endswith(MAGIC) or trailer[: -len(MAGIC)] != _digest(file, size):
+        digest = _digest(file)
+        if file.read() != digest + MAGIC:
             raise CheckpointError(
                 f"{path} is damaged (cut short, or changed since it was written) or no checkpoint of this "
                 "program: take another checkpoint of that run, or a backup of this one"
             )
-        if sha256 not in (None, trailer[: -len(MAGIC)].hex()):
+        if sha256 not in (None, digest.hex()):
             raise CheckpointError(f"{path} is not the file that the checkpoint was saved with")
         file.seek(0)
         try:
@@ -144,12 +140,12 @@ def load(path, sha256: str | None = None, keys: tuple[str, ...] = ()) -> dict:
     return state
 
 
-def _digest(file, size: int) -> bytes:
-    "SHA-256 of the next `size` bytes, read a piece at a time."
-    sha = hashlib.sha256()
-    while size and (piece := file.read(min(size, 1 << 20))):
+def _digest(file) -> bytes:
+    "SHA-256 of a file's content, read a piece at a time as far as the trailer."
+    sha, left = hashlib.sha256(), max(0, os.fstat(file.fileno()).st_size - TRAILER)
+    while piece := file.read(min(left, 1 << 20)):
         sha.update(piece)
-        size -= len(piece)
+        left -= len(piece)
     return sha.digest()
 
 
@@ -172,14 +168,6 @@ def load_part(folder, part: dict) -> dict:
     if not path.is_file():
         raise CheckpointError(f"a part of the checkpoint is gone: {path}")
     return load(path, part["sha256"])
-
-
-def remove_others(folder, parts: list[dict]) -> None:
-    """Delete all files of a folder but those of `parts`, among them leftovers of killed processes."""
-    keep = {part["file"] for part in parts}
-    for path in Path(folder).glob("*.pt*"):
-        if path.name not in keep:
-            path.unlink(missing_ok=True)
 
 
 def fill(model, state_dict: dict[str, Tensor]) -> None:
@@ -231,11 +219,9 @@ def clean_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def check_compatible(saved_config: dict, config: dict, fields) -> None:
     """Raise CheckpointError, one line with both values, if the configurations differ in one of `fields`."""
-    # Compared as JSON, which has no tuples: a configuration that was read from a file has lists in their place.
+    values = {name: (saved_config.get(name), config.get(name)) for name in fields}
     differing = [
-        f"{name} was {saved_config.get(name)!r} and is now {config.get(name)!r}"
-        for name in fields
-        if json.dumps(saved_config.get(name)) != json.dumps(config.get(name))
+        f"{name} was {was!r} and is now {now!r}" for name, (was, now) in values.items() if was != now
     ]
     if differing:
         raise CheckpointError(
@@ -247,9 +233,7 @@ def check_compatible(saved_config: dict, config: dict, fields) -> None:
 # ------------------------------------------------------------------------------------- saving a run
 
 KEYS = ("config", "agent", "optimizer", "schedule", "counters", "log", "processes")  # of checkpoint.pt
-PART = (
-    500  # the most segments in one file of the replay: each file's content is copied in memory to be written
-)
+PART = 500  # the most segments in one file of the replay: their content is copied in memory to be written
 # Fields that decide the shapes of weights or their meaning: a checkpoint fits only where they agree.
 MODEL_FIELDS = (
     *("env", "tasks", "attempts", "store_executed", "clip_rewards", "variant", "gammas"),
@@ -269,14 +253,16 @@ def save_run(run) -> None:
         state = run.weights() | {"log": log, "processes": processes}
         state |= {"optimizer": run.optimizer.state_dict(), "schedule": run.schedule.state_dict()}
         save(run.folder / "checkpoint.pt", state, previous=run.folder / "previous.pt")
-        now = _parts_of(processes)
-        remove_others(run.folder / "parts", now + run.parts_before)
-        run.parts_before = now
+        files = _files_of(processes)
+        for path in (run.folder / "parts").glob("*.pt*"):  # among them leftovers of killed processes
+            if path.name not in files | run.files_before:
+                path.unlink(missing_ok=True)
+        run.files_before = files
 
 
-def _parts_of(processes: list[dict]) -> list[dict]:
-    "Entries of all files that a checkpoint names."
-    return [part for own in processes for part in (own["state"], *own["replay"])]
+def _files_of(processes: list[dict]) -> set[str]:
+    "Names of all files that a checkpoint refers to."
+    return {part["file"] for own in processes for part in (own["state"], *own["replay"])}
 
 
 def _save_own(run) -> dict:
@@ -376,13 +362,12 @@ def _load_own(run, state: dict) -> dict:
     folder, mine = run.folder / "parts", state["processes"][distributed.rank()]
     own = load_part(folder, mine["state"])
     run.replay.load_state_dict(own["replay"], (load_part(folder, part) for part in mine["replay"]))
-    run.replay_parts, run.parts_before = mine["replay"], _parts_of(state["processes"])
+    run.replay_parts, run.files_before = mine["replay"], _files_of(state["processes"])
     return own
 
 
 def continue_run(run, own: dict) -> None:
     """Restore this process's own state: environments step again through the seeds and actions of their rollouts."""
-    parts = lambda obs: obs if isinstance(obs, dict) else {"vector": obs}
     run.buffer.load_state_dict(own["episodes"])
     run.policy.load_state_dict(own["policy"])
     on_device = lambda metrics: {name: value.to(run.device) for name, value in metrics.items()}
