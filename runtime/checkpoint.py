@@ -19,6 +19,7 @@ Notes    A simulator cannot be saved as plain data. Instead, its rollout's seeds
 
 import dataclasses
 import hashlib
+import io
 import os
 import pickle
 import random
@@ -44,22 +45,20 @@ class CheckpointError(Exception):
 # --------------------------------------------------------------------------------------------- files
 
 
-class _HashedFile:
-    "Hashes everything that is written to a file, so that it need not be read again or held in memory."
+class _HashedFile(io.BufferedWriter):
+    "A file that hashes everything that is written to it, so that it need not be held in memory."
 
-    def __init__(self, file):
-        self.file, self.hash, self.error = file, hashlib.sha256(), None
+    def __init__(self, path: Path):
+        super().__init__(io.FileIO(path, "w"))
+        self.hash, self.error = hashlib.sha256(), None
 
     def write(self, data) -> int:
         self.hash.update(data)
         try:
-            return self.file.write(data)
+            return super().write(data)
         except OSError as error:
             self.error = error  # torch.save raises an error of its own afterwards
             raise
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 def save(path, state: dict, previous=None) -> str:
@@ -76,19 +75,19 @@ def save(path, state: dict, previous=None) -> str:
     # same, so the next save overwrites the leftover of a killed process.
     temporary = path.with_name(path.name + ".writing")
     try:
-        with open(temporary, "wb") as file:
-            hashed = _HashedFile(file)
+        with _HashedFile(temporary) as file:
             try:
-                torch.save(state, hashed)
+                torch.save(state, file)
             except RuntimeError as error:
-                raise hashed.error or error from error
-            file.write(hashed.hash.digest() + MAGIC)
+                raise file.error or error from error
+            digest = file.hash.digest()
+            file.write(digest + MAGIC)
             file.flush()
             # The data must be on the disk before the name is: otherwise a power cut after the rename could
             # leave the new name without its data, and the old data gone.
             os.fsync(file.fileno())
         with open(temporary, "rb") as file:
-            if _digest(file) != hashed.hash.digest():
+            if _digest(file) != digest:
                 raise OSError(f"{temporary} does not read back as it was written: is the disk failing?")
         if previous is not None and path.exists():
             os.replace(path, previous)  # until the next line, `previous` is the only checkpoint
@@ -102,7 +101,7 @@ def save(path, state: dict, previous=None) -> str:
         os.fsync(folder)
     finally:
         os.close(folder)
-    return hashed.hash.hexdigest()
+    return digest.hex()
 
 
 def load(path, sha256: str | None = None, keys: tuple[str, ...] = ()) -> dict:
@@ -189,7 +188,7 @@ def rng_state() -> dict:
         # `torch.load` accepts tensors as plain data, but no arrays.
         "numpy": (name, torch.from_numpy(key), *rest),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state_all(),
     }
 
 
@@ -199,8 +198,7 @@ def set_rng_state(state: dict) -> None:
     name, key, *rest = state["numpy"]
     np.random.set_state((name, key.numpy(), *rest))
     torch.set_rng_state(state["torch"])
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for device, device_state in enumerate(state["cuda"][:here]):
+    for device, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(device_state, device)
 
 
@@ -219,15 +217,11 @@ def clean_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def check_compatible(saved_config: dict, config: dict, fields) -> None:
     """Raise CheckpointError, one line with both values, if the configurations differ in one of `fields`."""
-    values = {name: (saved_config.get(name), config.get(name)) for name in fields}
-    differing = [
-        f"{name} was {was!r} and is now {now!r}" for name, (was, now) in values.items() if was != now
-    ]
+    was, now = ({name: values.get(name) for name in fields} for values in (saved_config, config))
+    differing = "; ".join(f"{n} was {was[n]!r} and is now {now[n]!r}" for n in fields if was[n] != now[n])
     if differing:
-        raise CheckpointError(
-            f"the checkpoint is from another configuration: {'; '.join(differing)}. "
-            "Leave these as they were, or start a new run under another --name"
-        )
+        advice = "Leave these as they were, or start a new run under another --name"
+        raise CheckpointError(f"the checkpoint is from another configuration: {differing}. {advice}")
 
 
 # ------------------------------------------------------------------------------------- saving a run

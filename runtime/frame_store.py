@@ -155,10 +155,9 @@ class FrameStore:
         except (OSError, RuntimeError) as error:
             if path is not None:
                 Path(path).unlink(missing_ok=True)
-            free = shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0
             raise FramesFull(
-                f"frames: cannot write {block.used} bytes to {self.folder}, {free} are free there "
-                f"({error}): free some space, raise --replay_ram or lower --replay_steps"
+                f"frames: cannot write {block.used} bytes to {self.folder} ({error}): free some space, raise "
+                "--replay_ram or lower --replay_steps"
             ) from error
         block.data, block.path = mapped.numpy(), path
 

@@ -18,7 +18,7 @@ import re
 import time
 from collections import defaultdict, deque
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -33,14 +33,6 @@ from suites import task_family
 from suites.scores import format_table, mean_scores, mean_told
 
 BAD_IN_A_ROW = 10  # updates that are not finite, after which a run stops
-
-
-class Seeds(NamedTuple):
-    """Seeds of the parts that draw for themselves."""
-
-    replay: int
-    policy: int
-    environments: int
 
 
 class Run:
@@ -62,7 +54,8 @@ class Run:
             torch.set_num_threads(config.threads)
         # All processes start from the same weights. Everything else, each of them draws for itself.
         sequence = np.random.SeedSequence([config.seed, distributed.rank()])
-        self.rng, self.seeds = np.random.default_rng(sequence), Seeds(*sequence.generate_state(3).tolist())
+        self.rng = np.random.default_rng(sequence)
+        self.seeds = dict(zip(("replay", "policy", "environments"), sequence.generate_state(3).tolist()))
         self.device = torch.device(config.device)
         if self.device.type == "cuda" and distributed.world_size() > 1:
             self.device = torch.device("cuda", torch.cuda.current_device())  # one for each process
@@ -85,13 +78,13 @@ class Run:
 
         Returns what the checkpoint holds of this process's episodes in progress, for `start`.
         """
-        config = self.config
+        config, rank = self.config, distributed.rank()
         if config.augment and self.env.image_shape is None:
             raise ValueError(f"--augment shifts images, and --env {config.env} has none: leave it out")
         if self.replay.frames is not None:
             self.closing.callback(self.replay.frames.close)
-        if distributed.rank():
-            torch.manual_seed(self.seeds.replay)
+        if rank:  # its dropout differs from the first process's
+            torch.manual_seed(self.seeds["replay"])
         else:
             self.closing.enter_context(lock_folder(self.folder))
         saved, resumed = checkpoint.restore_run(self) if config.resume else (None, {})
@@ -99,12 +92,9 @@ class Run:
             load_weights(self.agent, config)
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
         used = {"processes": distributed.world_size(), "gpu": gpu, "threads": torch.get_num_threads()}
-        files = {
-            "config": dataclasses.asdict(config) | {"resume": False},
-            "versions": describe_versions() | used,
-        }
-        silent = distributed.rank() > 0
-        self.log = Logger(self.folder, files, config.steps, config.minutes, **resumed, silent=silent)
+        files = {"config": dataclasses.asdict(config) | {"resume": False}}
+        files["versions"] = describe_versions() | used
+        self.log = Logger(self.folder, files, config.steps, config.minutes, **resumed, silent=rank > 0)
         self.closing.callback(self.log.close)
         return saved
 
@@ -112,7 +102,7 @@ class Run:
         """Begin a rollout in every environment, or continue those that `open` returned."""
         self.closing.callback(self.envs.close)
         if saved is None:
-            obs_E = parts(self.envs.reset(seed=(self.seeds.environments + self.steps) % 10**9)[0])
+            obs_E = parts(self.envs.reset(seed=(self.seeds["environments"] + self.steps) % 10**9)[0])
             for e in range(self.config.num_envs):
                 self.begin(e, obs_E)
         else:
@@ -127,24 +117,21 @@ class Run:
 
     def finish(self) -> list[dict] | None:
         """Save; at the end of the run also evaluate, print the table and draw the curves. Returns the rows."""
+        rows = None
         self.save()
+        if not self.signal():
+            self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
+            rows = self.evaluate(self.config.final_episodes)
+            self.save()  # once more: the log has grown
         if self.signal():
             self.log.say(f"saved at env step {self.steps:,}. Continue with:  {self.resume_command()}")
-            return None
-        self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
-        rows = self.evaluate(self.config.final_episodes)
-        if self.signal():
-            self.log.say(f"saved at env step {self.steps:,}, without the last evaluation")
-            return None
-        self.save()  # once more: the log has grown
-        if rows is None:
-            return None
-        table = format_table(rows)
-        (self.folder / "table.txt").write_text(table + "\n")
-        self.log.say(table)
-        from plot import plot_run  # here, because matplotlib is slow to import and not needed before
+        elif rows:
+            table = format_table(rows)
+            (self.folder / "table.txt").write_text(table + "\n")
+            self.log.say(table)
+            from plot import plot_run  # here, because matplotlib is slow to import and not needed before
 
-        self.log.say(f"curves: {plot_run(self.folder)}")
+            self.log.say(f"curves: {plot_run(self.folder)}")
         return rows
 
     def resume_command(self) -> str:
