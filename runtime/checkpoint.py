@@ -39,7 +39,7 @@ TRAILER = hashlib.sha256().digest_size + len(MAGIC)  # bytes
 
 
 class CheckpointError(Exception):
-    """A checkpoint is missing, damaged or of another configuration: one line that also says what to do."""
+    """A checkpoint is missing or damaged, or its weights do not fit: one line that also says what to do."""
 
 
 # --------------------------------------------------------------------------------------------- files
@@ -216,12 +216,12 @@ def clean_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_compatible(saved_config: dict, config: dict, fields) -> None:
-    """Raise CheckpointError, one line with both values, if the configurations differ in one of `fields`."""
+    """Raise ValueError, one line with both values, if the configurations differ in one of `fields`."""
     was, now = ({name: values.get(name) for name in fields} for values in (saved_config, config))
     differing = "; ".join(f"{n} was {was[n]!r} and is now {now[n]!r}" for n in fields if was[n] != now[n])
     if differing:
         advice = "Leave these as they were, or start a new run under another --name"
-        raise CheckpointError(f"the checkpoint is from another configuration: {differing}. {advice}")
+        raise ValueError(f"the checkpoint is from another configuration: {differing}. {advice}")
 
 
 # ------------------------------------------------------------------------------------- saving a run
@@ -288,25 +288,27 @@ def restore_run(run) -> tuple[dict | None, dict]:
     """Restore weights, optimizer, counters and replay, before the run has a log and environments.
 
     Returns this process's own state for `continue_run` (None: episodes in progress restart), and the log's
-    arguments. Raises CheckpointError if no checkpoint can be read or it is of another configuration,
-    ValueError for another number of processes.
+    arguments. Raises CheckpointError if no checkpoint can be read, ValueError if it is of another configuration or
+    another number of processes.
     """
     newest, previous = run.folder / "checkpoint.pt", run.folder / "previous.pt"
-    paths, error = [path for path in (newest, previous) if path.exists()], None
+    paths = [path for path in (newest, previous) if path.exists()]
     if not paths:
         print(f"runs/{run.config.name} has no checkpoint yet: starting from its beginning")
         return None, {"resume": (0, -1)}
     for path in paths:
-        if error:
-            print(f"{error}. Resuming from the checkpoint before it, {path}")
-        state, error = _on_all_processes(load, path, keys=KEYS)
-        if not error:
-            _check_run(run, state, path)
-            own, error = _on_all_processes(_load_own, run, state)
+        error = None
+        try:
+            state, own = _read(run, path)
+        except CheckpointError as caught:
+            error = caught
+        # All processes resume from the same checkpoint: where one cannot read it, no other takes it.
+        error = next(filter(None, distributed.all_gather(error)), None)
         if not error:
             break
-    else:
-        raise error
+        if path == paths[-1]:
+            raise error
+        print(f"{error}. Resuming from the checkpoint before it, {previous}")
     if path == previous and not distributed.rank():
         os.replace(previous, newest)  # the damaged file must not become the next previous.pt
     fill(run.agent, state["agent"])
@@ -322,16 +324,6 @@ def restore_run(run) -> tuple[dict | None, dict]:
         print(f"{', '.join(changed)} changed: episodes in progress restart")
     log = {"resume": (state["log"]["bytes"], run.steps), "earlier_minutes": state["log"]["minutes"]}
     return None if changed else own, log
-
-
-def _on_all_processes(read, *arguments, **more) -> tuple:
-    "(result of `read`, None), or (None or a result, error): a CheckpointError in one process is one in all."
-    result = error = None
-    try:
-        result = read(*arguments, **more)
-    except CheckpointError as caught:
-        error = caught
-    return result, next((e for e in distributed.all_gather(error) if e is not None), None)
 
 
 def _check_run(run, state: dict, path) -> None:
@@ -351,13 +343,15 @@ def _check_run(run, state: dict, path) -> None:
         )
 
 
-def _load_own(run, state: dict) -> dict:
-    "This process's own state; its segments go into the replay, one file at a time."
+def _read(run, path: Path) -> tuple[dict, dict]:
+    "A checkpoint, and this process's own state in it. Its segments go into the replay, one file at a time."
+    state = load(path, keys=KEYS)
+    _check_run(run, state, path)
     folder, mine = run.folder / "parts", state["processes"][distributed.rank()]
     own = load_part(folder, mine["state"])
     run.replay.load_state_dict(own["replay"], (load_part(folder, part) for part in mine["replay"]))
     run.replay_parts, run.files_before = mine["replay"], _files_of(state["processes"])
-    return own
+    return state, own
 
 
 def continue_run(run, own: dict) -> None:

@@ -138,9 +138,7 @@ class Logger:
                 self.board.add_scalar(name, value, steps)
 
     def sync(self) -> int:
-        """Force the log to the disk; returns its size in bytes, for the checkpoint."""
-        if self.silent:
-            return 0
+        """Force the log to the disk; returns its size in bytes, for the checkpoint. Not for silent loggers."""
         self._save_files()
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size

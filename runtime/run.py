@@ -56,9 +56,8 @@ class Run:
         sequence = np.random.SeedSequence([config.seed, distributed.rank()])
         self.rng = np.random.default_rng(sequence)
         self.seeds = dict(zip(("replay", "policy", "environments"), sequence.generate_state(3).tolist()))
+        # With several processes, "cuda" is each one's own GPU: see distributed.process_group.
         self.device = torch.device(config.device)
-        if self.device.type == "cuda" and distributed.world_size() > 1:
-            self.device = torch.device("cuda", torch.cuda.current_device())  # one for each process
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
         self.steps = self.updates = self.rollouts = self.lost = self.saves = 0
@@ -318,12 +317,10 @@ def explained(error: Exception, run: Run) -> Exception | None:
     """An error of disk or memory as one line that says what to do; None for any other error."""
     c, full = run.config, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
     if isinstance(error, OSError) and error.errno in full:
-        rest = "There is no checkpoint yet"
-        if (run.folder / "checkpoint.pt").exists():
-            rest = f"The last checkpoint is intact:  {run.resume_command()}"
-        return OSError(
-            f"a file of {run.folder} could not be written ({error}): free some space there. {rest}"
-        )
+        line = f"a file of {run.folder} could not be written ({error}): free some space there."
+        if not (run.folder / "checkpoint.pt").exists():
+            return OSError(f"{line} There is no checkpoint yet")
+        return OSError(f"{line} The last checkpoint is intact:  {run.resume_command()}")
     # PyTorch raises RuntimeErrors, and the system an OSError "Cannot allocate memory".
     if isinstance(error, MemoryError) or re.search("(out of|allocate) memory", str(error)):
         return ValueError(
@@ -339,9 +336,8 @@ def not_finite(agent: torch.nn.Module, metrics: dict[str, Tensor]) -> str:
     `metrics` is what `update` returned; its "not_finite" (2, P) covers the P parameters that learn, in order.
     """
     learning = [name for name, p in agent.named_parameters() if p.grad is not None]
-    weights, gradients = (
-        [n for n, bad in zip(learning, row) if bad] for row in metrics["not_finite"].tolist()
-    )
+    named = lambda flags: [name for name, flag in zip(learning, flags) if flag]
+    weights, gradients = map(named, metrics["not_finite"].tolist())
     losses = [n for n, value in metrics.items() if n != "gradient_norm" and not value.isfinite().all()]
     kinds = {"weights": weights, "losses": losses, "gradients": gradients}
     more = lambda names: f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -349,7 +345,7 @@ def not_finite(agent: torch.nn.Module, metrics: dict[str, Tensor]) -> str:
 
 
 def load_weights(agent: torch.nn.Module, config: Config) -> None:
-    """Load the weights of another run's checkpoint, --init. CheckpointError, one line, if they do not fit."""
+    """Load the weights of another run's checkpoint, --init. CheckpointError or ValueError, one line, if they do not fit."""
     state = checkpoint.load(config.init, keys=("config", "agent"))
     shapes = [f for f in checkpoint.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
     checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
