@@ -68,8 +68,8 @@ class Logger:
         steps = -1 if resume is None else resume[1]
         # TensorBoard forgets everything from `purge_step` on.
         self.board = SummaryWriter(self.folder / "tensorboard", purge_step=steps + 1)
-        form, done = "{percentage:3.0f}%|{bar:12}| {remaining} left, {desc}", self.progress(steps)
-        self.bar = tqdm(total=1.0, initial=done, bar_format=form, dynamic_ncols=True)
+        form = "{percentage:3.0f}%|{bar:12}| {remaining} left, {desc}"
+        self.bar = tqdm(total=1.0, initial=self.progress(steps), bar_format=form, dynamic_ncols=True)
 
     def _save_files(self) -> None:
         for name, content in self.unsaved.items():

@@ -225,7 +225,8 @@ class Run:
         self.logged = now, self.steps, self.updates
         self.check_skipped()
         row = {}
-        for name in self.recent[0].keys() - {"not_finite"}:
+        # In their own order, so that equal runs write equal lines.
+        for name in [name for name in self.recent[0] if name != "not_finite"]:
             mean = torch.stack([metrics[name].float() for metrics in self.recent]).mean(0).tolist()
             if name.endswith("<discount>"):
                 stem = name.removesuffix("<discount>")
