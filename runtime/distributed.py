@@ -1,7 +1,7 @@
 r"""Several processes that train one agent together, each with its own environments and replay.
 
-What     the group of processes; means of gradients and statistics over it; results of the first process for all
-         others; objects collected from all
+What     the group of processes; the mean of a tensor over it; results of the first process for all others;
+         objects collected from all
 Why      a second GPU costs one word on the command line: torchrun starts the program once for each process
 Paper    none
 Notes    DistributedDataParallel averages gradients during one backward pass. Our update makes one backward pass for
@@ -48,7 +48,7 @@ def process_group():
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if rank() else sys.stdout):
             yield
         try:
-            maximum([0.0])  # waits for all, on the CPU; dist.barrier would use the GPU
+            maximum(0)  # waits for all, on the CPU; dist.barrier would use the GPU
         except RuntimeError:  # another process has failed, and has printed why
             sys.exit(1)
         ended_well = True
@@ -86,19 +86,20 @@ def mean(tensor: Tensor) -> Tensor:
 def broadcast_(tensors: list[Tensor]) -> None:
     """Replace each tensor (any shape) by the first process's."""
     if world_size() > 1:
-        flat = torch.cat([tensor.flatten() for tensor in tensors])  # one message is faster than many
+        # As one vector: one message is faster than hundreds.
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
         dist.broadcast(flat, 0)
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
             tensor.copy_(part.view_as(tensor))
 
 
-def maximum(values: list[float]) -> list[float]:
-    """The maximum of each value over all processes. For a decision of one process, the others pass 0."""
+def maximum(number: int) -> int:
+    """The greatest of all processes' numbers. For a decision of one process, the others pass 0."""
     if world_size() > 1:
-        maxima = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(maxima, dist.ReduceOp.MAX)
-        values = maxima.tolist()
-    return values
+        greatest = torch.tensor(int(number))
+        dist.all_reduce(greatest, dist.ReduceOp.MAX)
+        number = greatest.item()
+    return number
 
 
 def all_gather(own) -> list:
