@@ -191,7 +191,10 @@ def test_resume_continues_and_doubles_no_row(trained_copy, capsys):
 
 
 def test_evaluations_and_checkpoints_that_are_due_together_both_come_and_training_goes_on(runs, monkeypatch):
-    "By a clock that the test moves: after each step both are due, and an evaluation takes longer than both intervals."
+    """By a clock that the test moves: a step takes two minutes, an evaluation thirty, and both are due every five.
+
+    Their intervals begin when they are done: else another one would be due at once, for ever.
+    """
     now = itertools.count()
     clock = SimpleNamespace(moved=0, monotonic=lambda: next(now) + 60 * clock.moved)
 
@@ -205,14 +208,14 @@ def test_evaluations_and_checkpoints_that_are_due_together_both_come_and_trainin
         monkeypatch.setattr(owner, name, moved)
 
     monkeypatch.setattr(logger, "time", clock)
-    moves(EpisodeBuffer, "newest", 6)  # a step
+    moves(EpisodeBuffer, "newest", 2)  # a step
     moves(Policy, "__init__", 30)  # an evaluation, which has a policy of its own; and the run's beginning
     every = ["--eval_every", "5", "--checkpoint_every", "5", "--minutes", "1000"]
     train.main(["--name", "a", *SMOKE, *ONE, *every, "--steps", "40"])
     evaluated = [row["step"] for row in rows_of(runs / "a") if "eval/return_mean" in row]
-    assert evaluated == [*range(0, 40, 4), 40]
-    # One before each evaluation, since that may crash the process, and a last one.
-    assert checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]["saves"] == 11 + 1
+    assert evaluated == [0, 12, 24, 36, 40]
+    # At the beginning, after the step that follows each evaluation but the last two, and twice at the end.
+    assert checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]["saves"] == 1 + 3 + 2
 
 
 def test_a_run_that_began_from_weights_keeps_its_own_when_it_is_resumed(trained_copy, runs):
