@@ -134,8 +134,8 @@ def parse(argv: list[str] | None = None, root: Path = ROOT) -> Config:
         first.add_argument(f"--{flag}", default=None)
     first.add_argument("--resume", action="store_true")
     known, _ = first.parse_known_args(argv)
-    defaults, gpu = saved_config(known.name, root) if known.resume else None, torch.cuda.is_available()
-    device = known.device or "auto"
+    defaults = saved_config(known.name, root) if known.resume else None
+    device, gpu = known.device or "auto", torch.cuda.is_available()
     if defaults and not known.device and (defaults.device == "cpu" or gpu):
         device = defaults.device  # a resumed run keeps its device if this machine has it
     if device == "auto":
@@ -173,10 +173,9 @@ def saved_config(name: str | None, root: Path = ROOT) -> Config:
     require(path.exists(), f"no run runs/{name} to resume{hint}")
     try:
         saved = json.loads(path.read_text())
-        if not isinstance(saved, dict):
-            raise TypeError("not a configuration")
+        require(isinstance(saved, dict), "not a configuration")
         return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
-    except (json.JSONDecodeError, UnicodeDecodeError, TypeError) as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged or from another version of this program: {error}") from error
 
 
@@ -187,12 +186,8 @@ def require(condition: bool, message: str) -> None:
 
 
 # Limits of single fields: a test of the value, the test in words, the fields. None, "not set", always passes.
+# Whole numbers have their limit in `check`.
 LIMITS = (
-    (lambda v: v >= 1, "must be at least 1", "steps num_envs batch_size context chunk segment_length n_step"),
-    (lambda v: v >= 1, "must be at least 1", "action_samples steps_per_pass layers heads critics bins"),
-    (lambda v: v >= 1, "must be at least 1", "encoder_hidden encoder_dim d_model d_ff epsilon_steps"),
-    (lambda v: v >= 1, "must be at least 1", "log_every eval_episodes final_episodes"),
-    (lambda v: v >= 1, "must be at least 1, or None", "max_steps threads replay_steps replay_trajectories"),
     (lambda v: v > 0, "must be above 0", "grad_clip reward_scale replay_ram worker_timeout minutes"),
     (lambda v: v > 0, "must be above 0", "env_steps_per_update"),
     (lambda v: v >= 0.001, "must be at least 0.001 minutes", "eval_every checkpoint_every"),
@@ -212,12 +207,14 @@ def check(config: Config, root: Path = ROOT) -> None:
     plain_name = c.name == Path(c.name).name and c.name not in (".", "..")
     require(plain_name, f"--name is the name of a folder in runs/, without slashes, got {c.name}")
     is_new = not any((root / "runs" / c.name / file).exists() for file in files)
-    require(
-        is_new or c.resume, f"runs/{c.name} exists: choose another --name, or add --resume to continue it"
-    )
-    for field, value in dataclasses.asdict(c).items():
+    require(is_new or c.resume, f"runs/{c.name} exists: choose another --name, or continue it with --resume")
+    for field in dataclasses.fields(c):
+        name, value = field.name, getattr(c, field.name)
         numbers = [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, float)]
-        require(all(map(math.isfinite, numbers)), f"--{field} must be a finite number, got {value}")
+        require(all(map(math.isfinite, numbers)), f"--{name} must be a finite number, got {value}")
+        # Counts and sizes start at 1; None is "not set".
+        is_count = field.type in (int, int | None) and name not in ("seed", "warmup_updates")
+        require(not is_count or value is None or value >= 1, f"--{name} must be at least 1, got {value}")
     for holds, words, fields in LIMITS:
         for field in fields.split():
             value = getattr(c, field)
@@ -231,9 +228,8 @@ def check(config: Config, root: Path = ROOT) -> None:
     require(c.d_model % c.heads == 0, f"--d_model {c.d_model} must be a multiple of --heads {c.heads}")
     paired = (c.epsilon_late_start is None) == (c.epsilon_late_end is None)
     require(paired, "--epsilon_late_start and --epsilon_late_end belong together: give both or neither")
-    for low, high in (("bin_low", "bin_high"), ("prob_low", "prob_high")):
-        a, b = getattr(c, low), getattr(c, high)
-        require(a < b, f"--{low} {a} must lie below --{high} {b}")
+    for name, low, high in (("bin", c.bin_low, c.bin_high), ("prob", c.prob_low, c.prob_high)):
+        require(low < high, f"--{name}_low {low} must lie below --{name}_high {high}")
     check_device(c.device)
 
 

@@ -2,15 +2,15 @@ r"""An ensemble of critics over all discounts at once, and the targets they lear
 
 What     Q(h, a, gamma) for C independent critics and G discounts in one batched pass: `ActionCritics` score
          given actions, by logits over N return bins or by one number; `AllActionCritics` put out one
-         number for every discrete action. The drawn pair of critics behind a target; one-step and n-step
-         TD targets; the moving average of a target network
+         number for every discrete action. Random pairs of critics for targets; one-step and n-step TD
+         targets; the moving average of a target network
 Why      in each state K + 1 actions, the stored one and K samples, are scored by every critic for every
          discount: at the paper's sizes most of the FLOPs of an update, and almost all of its memory
 Paper    AMAGO-2 section 3 (y_t, and the ensemble over discounts) and Table 1 (C = 4, G = 7, tau). N bins:
          the scale-independent critic, Eq. 3; one number: the scale-dependent one, Eq. 1.
          Authors' code: github.com/UT-Austin-RPL/amago
-Shapes   S states: flattened valid (b, t), a chunk of them at a time; C critics, R of them drawn;
-         G discounts; K action samples; A action; D state width; N bins; H hidden width; M single actions
+Shapes   S states: flattened valid (b, t), a chunk of them at a time; C critics, of which R make a target;
+         G discounts; K action samples; A action; D state width; N bins; H hidden width
 Notes    The first layer is linear in (state, discount, action), so its state part is computed once a
          state, its discount part once, and both are added to the action part of every sample.
          Nothing here is chunked: the caller loops over chunks of states and calls backward for each
@@ -45,7 +45,9 @@ LIMIT = 0.999  # actions reach a critic within +- this much | authors' code
 
 
 def stacked_layers(critics: int, widths: list[int]) -> tuple[nn.ParameterList, nn.ParameterList]:
-    "Weights (C, in, out) and biases (C, 1, out) of C independent MLPs of the given widths."
+    "Weights (C, in, out) and biases (C, 1, out) of C >= 1 independent MLPs of the given widths."
+    if critics < 1:
+        raise ValueError(f"critics must be at least 1, got {critics}")
     weight, bias = nn.ParameterList(), nn.ParameterList()
     for fan_in, fan_out in itertools.pairwise(widths):
         bound = 1 / math.sqrt(fan_in)
@@ -75,8 +77,6 @@ class ActionCritics(nn.Module):
 
     def __init__(self, state_dim, action_dim, gammas, critics=4, hidden=(256, 256), outputs=64):
         super().__init__()
-        if critics < 1:
-            raise ValueError(f"critics must be at least 1, got {critics}")
         if not all(0 <= g < 1 for g in gammas):
             raise ValueError(f"discounts must lie in [0, 1), got {list(gammas)}")
         self.state_dim, self.action_dim, self.count = state_dim, action_dim, critics
@@ -95,15 +95,18 @@ class ActionCritics(nn.Module):
         code. DEVIATION: stored and sampled ones alike (the authors clip stored one-hots like probabilities).
         """
         weight_s, weight_g, weight_a = self.weight[0].split([self.state_dim, 1, self.action_dim], dim=1)
-        from_state = (
-            state_SD @ weight_s
-        )  # under autocast narrower than the bias, and added to it in that type
+        # Under autocast the product is narrower than the bias; the bias is added in the product's type.
+        from_state = state_SD @ weight_s
         from_state = from_state + self.bias[0].to(from_state.dtype)  # (C, S, H)
         from_gamma = self.gamma_feature_G1 @ weight_g  # (C, G, H)
         # Plain: x = cat([state, discount, action]) @ weight + bias, with every state repeated G (K) times.
         from_action = torch.einsum("...a,cah->c...h", action.clamp(-LIMIT, LIMIT), weight_a)
         x = from_state.unsqueeze(2) + from_gamma.unsqueeze(1)  # (C, S, G, H)
-        x = from_action + x.unflatten(0, (-1, *(1,) * len(action.shape[:-3])))  # (C, ..., S, G, H)
+        x = x.unflatten(0, (-1, *(1,) * len(action.shape[:-3])))
+        # Plain: from_action + x. In place where there is an action for each discount: over K samples this is the
+        # largest tensor of an update, and a second one like it would cost a CPU 10% of the update's time.
+        every = from_action.shape[-2] == x.shape[-2]
+        x = from_action.add_(x) if every else from_action + x  # (C, ..., S, G, H)
         return after_first_layer(x.flatten(1, -2), self.weight, self.bias).view(*x.shape[:-1], -1)
 
 
@@ -117,8 +120,6 @@ class AllActionCritics(nn.Module):
 
     def __init__(self, state_dim, action_dim, discounts, critics=4, hidden=(256, 256)):
         super().__init__()
-        if critics < 1:
-            raise ValueError(f"critics must be at least 1, got {critics}")
         self.discounts = discounts
         self.weight, self.bias = stacked_layers(critics, [state_dim, *hidden, discounts * action_dim])
 
@@ -129,7 +130,7 @@ class AllActionCritics(nn.Module):
 
 
 def draw_subset(critics: int, shape: tuple, size: int = 2, generator=None, device=None) -> Tensor:
-    """Indices of the critics behind each target, (size, *shape): drawn per element, with replacement.
+    """Random indices of the critics for each target, (size, *shape): per element, with replacement.
 
     Source: REDQ (Chen et al. 2021), as the authors' code draws it: 2 of 4, anew for each b, t and discount.
     """
@@ -137,12 +138,11 @@ def draw_subset(critics: int, shape: tuple, size: int = 2, generator=None, devic
 
 
 def take_subset(q_C: Tensor, subset_R: Tensor) -> Tensor:
-    """Values (C, ...) and indices (R, ...) -> the drawn critics' values (R, ...).
+    """Values (C, ...) and indices (R, ...) -> the values of these critics (R, ...).
 
-    OFFICIAL, the paper prints neither: the caller reduces them. For the scale-independent actor that is the
-    mean: no term maximises Q, so there is no over-estimation to guard against, and a minimum would sink every
-    target (authors' code).
-    The scale-dependent actor does maximise Q, and takes the minimum.
+    The caller reduces them. OFFICIAL: the paper does not print the reduction. The scale-independent actor
+    takes the mean: no term maximises Q, so there is no over-estimation to guard against, and a minimum would
+    lower every target (authors' code). The scale-dependent actor does maximise Q, and takes the minimum.
     """
     return q_C.gather(0, subset_R)
 
@@ -163,9 +163,9 @@ def n_step_target(
 ) -> Tensor:
     """n-step targets y (S, G) of states in order of time; `n` = 1 is `td_target`.
 
-    `follows_S` (S,) is True where the next row is the next step of the same window. Where it is False,
-    at the end of a window or rollout (the last row's must be), fewer rewards are summed and the rest is
-    bootstrapped. Nothing corrects for the policy having changed since. Source: Sutton and Barto 2018, chapter 7.
+    `follows_S` (S,) is True where the next row is the next step of the same window. It is False at the end of
+    a window or rollout, and in the last row: there fewer rewards are summed and the rest is bootstrapped.
+    Rewards of an older policy are not corrected. Source: Sutton and Barto 2018, chapter 7.
     """
     # y^(1)_t = r_t + gamma Q'_{t+1},   y^(n)_t = r_t + gamma y^(n-1)_{t+1}
     y_SG = td_target(reward_S, terminated_S, q_next_SG, gamma_G)
@@ -186,44 +186,20 @@ def move_target(target: nn.Module, online: nn.Module, tau: float | Tensor) -> No
 if __name__ == "__main__":
     torch.manual_seed(0)
     gammas = (0.1, 0.9, 0.99)
-    gamma_G = torch.tensor(gammas)
     critics = ActionCritics(state_dim=8, action_dim=3, gammas=gammas, critics=4, hidden=(16, 16), outputs=32)
-    state_SD = torch.randn(5, 8)
-    stored_S1A = F.one_hot(torch.randint(3, (5, 1)), 3).float()
-    sampled_KSGA = F.one_hot(torch.randint(3, (2, 5, 3)), 3).float()
-    q_CSGA = AllActionCritics(8, action_dim=3, discounts=3, critics=4, hidden=(16, 16))(state_SD)
-    print("4 critics, 5 states, 3 discounts, 3 actions, 32 bins")
-    print("  stored action, all discounts: (C, S, G, N)   =", tuple(critics(state_SD, stored_S1A).shape))
-    print("  K=2 sampled actions:          (C, K, S, G, N) =", tuple(critics(state_SD, sampled_KSGA).shape))
-    print("  every action at once:         (C, S, G, A)    =", tuple(q_CSGA.shape))
-    sizes = "4 x ((8 + 1 + 3) x 16 + 16  +  16 x 16 + 16  +  16 x 32 + 32)"
-    print(f"  parameters {sum(p.numel() for p in critics.parameters())}: by hand {sizes} = 4096")
+    state_SD, sampled_KSGA = torch.randn(5, 8), F.one_hot(torch.randint(3, (2, 5, 3)), 3).float()
+    print("4 critics, 2 sampled actions, 5 states, 3 discounts, 32 bins:", end=" ")
+    print("(C, K, S, G, N) =", tuple(critics(state_SD, sampled_KSGA).shape))
     features = [round(x, 3) for x in critics.gamma_feature_G1[:, 0].tolist()]
-    print(f"  discounts {list(gammas)} enter as {features}: ln(1 + 1.11), ln(1 + 10), ln(1 + 100)")
+    print(f"discounts {list(gammas)} enter as {features}")
+    print("  by hand: ln(1 + 1.11), ln(1 + 10), ln(1 + 100)")
 
-    row = torch.cat([state_SD[4], critics.gamma_feature_G1[2], stored_S1A[4, 0].clamp(-0.999, 0.999)])
-    for layer, (weight, bias) in enumerate(zip(critics.weight, critics.bias)):
-        row = F.leaky_relu(row) if layer else row
-        row = row @ weight[1] + bias[1, 0]
-    gap = (row - critics(state_SD, stored_S1A)[1, 4, 2]).abs().max().item()
-    print(f"  critic 1, state 4, discount .99, written out in full: largest difference {gap:.1e}")
-
-    print("\na target, by hand: two of the critics' values 1, 2, 3, 4 are drawn")
-    q_CSG = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(4, 1, 1)
-    pair = take_subset(q_CSG, torch.tensor([1, 3]).view(2, 1, 1))
-    print(f"  numbers 1 and 3: mean {pair.mean(0).item()}, minimum {pair.amin(0).item()}")
-    for terminated in (False, True):
-        y = td_target(torch.tensor([1.0]), torch.tensor([terminated]), torch.full((1, 3), 10.0), gamma_G)
-        shown = [round(x, 3) for x in y[0].tolist()]
-        print(f"  reward 1, next value 10, terminated {terminated!s:5}: {shown} for discounts {list(gammas)}")
-    follows_S = torch.tensor([True, True, False])
-    y_SG = n_step_target(
-        torch.ones(3), torch.zeros(3), torch.full((3, 1), 10.0), torch.tensor([0.5]), follows_S, n=3
-    )
-    print(f"  3 steps, discount .5, rewards 1, next values 10: {y_SG[:, 0].tolist()}")
+    print("targets: every reward is 1, and every next value 10")
+    gamma_G, terminated_S = torch.tensor(gammas), torch.tensor([False, True])
+    y_SG = td_target(torch.ones(2), terminated_S, torch.full((2, 3), 10.0), gamma_G)
+    print(f"  one step: {[round(y, 3) for y in y_SG[0].tolist()]}; at the task's end: {y_SG[1].tolist()}")
+    print("  by hand: 1 + gamma 10, and the reward alone")
+    follows_S, q_next_SG = torch.tensor([True, True, False]), torch.full((3, 1), 10.0)
+    y_SG = n_step_target(torch.ones(3), torch.zeros(3), q_next_SG, torch.tensor([0.5]), follows_S, n=3)
+    print(f"  three steps, in a window of three, discount .5: {y_SG[:, 0].tolist()}")
     print("  by hand: 1 + .5 (1 + .5 (1 + .5 x 10)) = 3, then 4 and 6 as the window ends")
-    target, online = nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)
-    nn.init.zeros_(target.weight), nn.init.ones_(online.weight)
-    for _ in range(3):
-        move_target(target, online, tau=0.1)
-    print(f"  a target's weight 0, moved 3 times by .1 towards 1: {target.weight.item():.3f} = 1 - .9^3")

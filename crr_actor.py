@@ -188,40 +188,22 @@ def value_loss(q_C: Tensor) -> tuple[Tensor, dict]:
 
 
 if __name__ == "__main__":
-    torch.manual_seed(0)
-    rounded = lambda values, digits: [round(x, digits) for x in values.tolist()]
-    logits_A = torch.zeros(4, requires_grad=True)
-    policy = Categorical(logits_A)
-    q_A = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    sampled_KA = policy.sample(3)
-    q_sampled_K = (sampled_KA * q_A).sum(-1)
-    print(f"One state with 4 actions of value {q_A.tolist()} and a uniform policy: pi = 1/4 each")
-    print(
-        f"K = 3 sampled actions {sampled_KA.argmax(-1).tolist()} have values {q_sampled_K.tolist()}, ", end=""
-    )
-    print(f"so the value of the state is about {q_sampled_K.mean():.3f}")
-    print("stored action  value  advantage  filter    loss  gradient of the logits")
-    for stored, q in enumerate(q_A):
-        log_prob = policy.log_prob(F.one_hot(torch.tensor(stored), 4).float())
-        a = advantage(q, q_sampled_K)
-        loss, metrics = crr_loss(log_prob, a)
-        (gradient_A,) = torch.autograd.grad(loss, logits_A, retain_graph=True)
-        hundredfold, _ = crr_loss(log_prob, advantage(100 * q, 100 * q_sampled_K))
-        assert torch.equal(loss, hundredfold)
-        print(f"{stored:>13}{q:>7.0f}{a:>+11.3f}{metrics['filter']:>8.0f}", end="")
-        print(f"{loss:>8.4f}  {rounded(gradient_A, 3)}")
-    print(f"  by hand: -log pi = ln 4 = {math.log(4):.4f} and gradient pi - one-hot, or both exactly 0")
-    print("  all values x 100: exactly the same losses")
+    rounded = lambda values: [round(x, 3) for x in values.tolist()]
+    logits_SA = torch.zeros(4, 4, requires_grad=True)
+    policy, q_A = Categorical(logits_SA), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    print("4 states, a uniform policy over 4 actions of value 1, 2, 3, 4; state i stores action i.")
+    print("The samples have the values 2, 4, 1, so the policy's value is about 2.333.")
+    log_prob_S = policy.log_prob(torch.eye(4))
     for factor in (1, 100):
-        loss, _ = value_loss((policy.probs * factor * q_A).sum(-1, keepdim=True))
-        (gradient_A,) = torch.autograd.grad(loss.sum(), logits_A, retain_graph=True)
-        print(f"Scale-dependent loss, values x {factor}: {loss.item():.3f}, ", end="")
-        print(f"gradient {rounded(gradient_A, 3)}")
-    print("  by hand: -2.5 and -pi (value - 2.5), times the factor")
-    sharp = Categorical(torch.tensor([10.0, 0.0, 0.0, 0.0])).probs
-    print(f"Logits 10, 0, 0, 0: probabilities {rounded(sharp, 5)}")
-    print("  by hand: clipped to 0.99 and 0.001, divided by their sum 0.993: ", end="")
-    print(f"{0.99 / 0.993:.5f} and {0.001 / 0.993:.5f}")
-    density = TanhGaussian(torch.zeros(2)).log_prob(torch.tensor([0.0])).exp()
-    print(f"Tanh-Gaussian with mean 0 and log std -1.5: density at 0 is {density:.4f}")
-    print(f"  by hand: e^1.5 / sqrt(2 pi) = {math.exp(1.5) / math.sqrt(2 * math.pi):.4f}")
+        sampled_K1 = torch.tensor([[2.0], [4.0], [1.0]])
+        loss_S, metrics = crr_loss(log_prob_S, advantage(factor * q_A, factor * sampled_K1))
+        (gradient_SA,) = torch.autograd.grad(loss_S.sum(), logits_SA, retain_graph=True)
+        print(f"values x {factor}: filter {metrics['filter'].tolist()}, CRR loss {rounded(loss_S)}")
+        print(f"  gradient of the last state's logits {rounded(gradient_SA[3])}")
+        loss_S, _ = value_loss((policy.probs * factor * q_A).sum(-1)[None])
+        (gradient_SA,) = torch.autograd.grad(loss_S.sum(), logits_SA, retain_graph=True)
+        print(f"  scale-dependent loss {loss_S[0]:.1f}, gradient {rounded(gradient_SA[0])}")
+    print("by hand: CRR has the loss -log pi = ln 4 = 1.386 and the gradient pi - one-hot, or both 0;")
+    print("         scale-dependent: -2.5 and -pi (value - 2.5), times the factor")
+    print("The policy of the logits 10, 0, 0, 0:", rounded(Categorical(10 * torch.eye(4)[0]).probs))
+    print("by hand: clipped to 0.99 and 0.001, and divided by their sum 0.993")

@@ -306,15 +306,10 @@ class GridLanguageEncoder(nn.Module):
         self.register_buffer("last_3", torch.tensor(self.codes) - 1, persistent=False)
         self.cell_embedding = nn.Embedding(sum(self.codes), 32)
         # Padded, because the agent's own cell is at the edge of its view and matters as much as the others.
-        self.grid_cnn = nn.Sequential(
-            nn.Conv2d(32, 32, 3, padding=1),
-            nn.LeakyReLU(),
-            nn.Conv2d(32, 32, 3, padding=1),
-            nn.LeakyReLU(),
-            nn.Flatten(),
-            nn.Linear(32 * cells, hidden),
-            nn.LeakyReLU(),
-        )
+        layers = []
+        for _ in range(2):
+            layers += [nn.Conv2d(32, 32, 3, padding=1), nn.LeakyReLU()]
+        self.grid_cnn = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * cells, hidden), nn.LeakyReLU())
         self.token_embedding = nn.Embedding(vocabulary, 32, padding_idx=0)
         self.token_rnn = nn.GRU(32, hidden, batch_first=True)
         self.norm = RunningNorm(len(rest))
@@ -367,44 +362,24 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     norm = RunningNorm(3)
     x_BO = torch.tensor([[1.0, 10.0, 0.0], [3.0, 30.0, 0.0], [float("nan"), 99.0, 99.0]])
-    print("Before any update, (1, 10, 0) becomes", norm(x_BO[0]).tolist())
     norm.update(x_BO, mask=torch.tensor([True, True, False]))
-    print("After an update with (1, 10, 0), (3, 30, 0) and a masked vector:")
+    print("An update with (1, 10, 0), (3, 30, 0) and a masked vector:")
     print(f"  mean {norm.mean_O.tolist()}, standard deviation {norm.variance_O.sqrt().tolist()}")
-    print(f"  the two vectors become {norm(x_BO[0]).tolist()} and {norm(x_BO[1]).tolist()}")
+    print(f"  the first vector becomes {norm(x_BO[0]).tolist()}")
     print("  by hand: (1 - 2) / 1 and (10 - 20) / 10; the constant feature is divided by 0.05, not by 0")
+
     encoder = FeedForwardEncoder(input_dim=3, hidden=16, output_dim=8)
-    e_BTE = encoder(torch.randn(2, 5, 3))
-    count = sum(p.numel() for p in encoder.parameters())
-    print(f"\nFeed-forward encoder: (B, T, O) = (2, 5, 3) -> (B, T, E) = {tuple(e_BTE.shape)}, ", end="")
-    print(f"{count} parameters")
+    print("Feed-forward encoder:", sum(p.numel() for p in encoder.parameters()), "parameters")
     print("  by hand: 3 x 16 + 16  +  16 x 16 + 16  +  16 x 8 + 8  +  2 x 8 = 488")
-    mean, variance = e_BTE[0, 0].mean(), e_BTE[0, 0].var(correction=0)
-    print(f"  LayerNorm: each embedding has mean {mean.abs():.4f} and variance {variance:.4f}")
-
-    # Two frames of 64x64 are 2 x 12,288 numbers; three blocks of stride 2 leave 8 x 8 x 32 = 2,048 a frame.
     pixels = PixelEncoder(vector_dim=4, image_shape=(64, 64, 3), output_dim=8)
-    image_BTHWC = torch.randint(0, 256, (1, 2, 64, 64, 3), dtype=torch.uint8)
-    e_BTE = pixels(torch.zeros(1, 2, 4), image_BTHWC)
-    print(
-        f"\nIMPALA encoder: images {tuple(image_BTHWC.shape)} -> {pixels.project.in_features} features ",
-        end="",
-    )
-    print(f"a frame -> embeddings {tuple(e_BTE.shape)}")
-    print("  by hand: 64 / 2 / 2 / 2 = 8, and 8 x 8 x 32 = 2048 features")
-    row = torch.arange(6, dtype=torch.uint8).view(1, 1, 1, 6, 1)
-    shifted = random_shift(row.expand(1, 4, 1, 6, 1), pad=2, share=1.0)
-    print("The row 0 1 2 3 4 5 in four frames, each shifted by up to 2 pixels; the border is repeated:")
-    print(" ", shifted.flatten(2)[0].tolist())
+    print("IMPALA encoder: a frame of 64 x 64 becomes", pixels.project.in_features, "features")
+    print("  by hand: three blocks of stride 2 leave 8 x 8 x 32")
 
+    row_BTHWC = torch.arange(6, dtype=torch.uint8).expand(1, 4, 1, 6)[..., None]
+    print("The row 0 1 2 3 4 5 in four frames, each shifted by up to 2 pixels; the border is repeated:")
+    print(" ", random_shift(row_BTHWC, pad=2, share=1.0).flatten(2)[0].tolist())
     babyai = GridLanguageEncoder(160, slice(0, 147), slice(147, 152), vocabulary=30, output_dim=8)
-    x_BO = torch.zeros(3, 160)
-    x_BO[:, 147:152] = torch.tensor([[5, 7, 0, 0, 0], [7, 5, 0, 0, 0], [0, 0, 0, 0, 0]])
-    print(
-        "\nBabyAI encoder: one grid with an instruction, with its words in another order, and without words"
-    )
-    for tokens, e_E in zip(x_BO[:, 147:152].int().tolist(), babyai(x_BO)):
-        print(f"  tokens {tokens} -> {[round(x, 2) for x in e_E[:4].tolist()]}, ...")
-    short_NH = babyai.language_features(torch.tensor([[5, 7, 0]]))
-    long_NH = babyai.language_features(torch.tensor([[5, 7, 0, 0, 0]]))
-    print(f"  more padding changes the features of the language by {(short_NH - long_NH).abs().max():.1e}")
+    print("BabyAI encoder, the language's features: the order of words matters, and padding does not")
+    for tokens in ([5, 7], [7, 5], [5, 7, 0, 0, 0]):
+        features = babyai.language_features(torch.tensor([tokens]))[0, :4].tolist()
+        print(f"  tokens {tokens!s:<15} -> {[round(x, 3) for x in features]}, ...")

@@ -12,9 +12,9 @@ their attempts. The table is written beside the checkpoint as CSV.
 """
 
 import csv
-import functools
 import sys
 from collections import deque
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -71,9 +71,7 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
     try:
         config = Config(**saved)
     except TypeError as error:
-        raise checkpoint.CheckpointError(
-            f"{path} comes from another version of this program: {error}"
-        ) from error
+        raise checkpoint.CheckpointError(f"{path} is of another version of this program: {error}") from error
     refuse_import(config.env, f"{path} plays {config.env}", "import that module first")
     agent = make_agent(config, make_env(**env_arguments(config)))
     checkpoint.fill(agent, state["agent"])
@@ -85,32 +83,18 @@ def find_checkpoint(run: str) -> Path:
 
     Raises ValueError, naming the runs there are, if there is none.
     """
-    path = Path(run)
-    if path.is_file():
-        return path
-    for folder in (path, Path("runs") / path):  # a run's name will do
-        for name in ("best.pt", "checkpoint.pt"):
-            if (folder / name).is_file():
-                return folder / name
+    path, names = Path(run), ("best.pt", "checkpoint.pt")
+    # A run's name will do.
+    for file in (path, *(folder / name for folder in (path, "runs" / path) for name in names)):
+        if file.is_file():
+            return file
     folder = path.parent if path.parent.name else Path("runs")
-    known = sorted(str(p.parent) for p in folder.glob("*/*.pt"))
-    have = (
-        f"there are: {', '.join(dict.fromkeys(known))}" if known else f"nothing to evaluate in {folder}/ yet"
-    )
-    raise ValueError(f"no checkpoint at {run} ({have})")
+    known = ", ".join(sorted({str(file.parent) for file in folder.glob("*/*.pt")}))
+    raise ValueError(f"no checkpoint at {run} (there are: {known or f'none in {folder}/ yet'})")
 
 
 def evaluate(
-    agent,
-    config: Config,
-    episodes: int,
-    *,
-    tasks=None,
-    split="train",
-    greedy=False,
-    seed=0,
-    stop=lambda: False,
-    bar=None,
+    agent, config, episodes, tasks=None, split="train", greedy=False, seed=0, stop=lambda: False, bar=None
 ) -> dict[str, list[dict]]:
     """Play `episodes` rollouts of each task without exploration noise, in environments of their own.
 
@@ -119,43 +103,36 @@ def evaluate(
     Returns {task: [rollout]}. A rollout is the `info` of its last step: its counted "return", its "length" in env
     steps and the real "attempt_returns".
     """
-    make = functools.partial(make_env, **evaluation_arguments(config, split))
-    tasks = tasks or make().tasks
-    queue = deque((task, episode) for episode in range(episodes) for task in tasks)
-    envs = [make() for _ in range(min(config.num_envs, len(queue)))]
-    policy = Policy(agent, config, num_envs=len(envs), seed=seed, greedy=greedy)
-    obs = {name: np.zeros((len(envs), *shape), dtype) for name, (shape, dtype) in envs[0].parts.items()}
-    rollouts, playing = {task: [] for task in tasks}, [False] * len(envs)
+    with ExitStack() as stack:  # closes the environments, also when a task raises
+        make = lambda: stack.enter_context(closing(make_env(**evaluation_arguments(config, split))))
+        envs = [make()]
+        rollouts = {task: [] for task in tasks or envs[0].tasks}
+        queue = deque((task, episode) for episode in range(episodes) for task in rollouts)
+        envs += [make() for _ in range(min(config.num_envs, len(queue)) - 1)]
+        policy = Policy(agent, config, num_envs=len(envs), seed=seed, greedy=greedy)
 
-    def see(e: int, seen) -> None:
-        for name, value in parts(seen).items():
-            obs[name][e] = value
-
-    def next_rollout(e: int) -> None:
-        playing[e] = bool(queue)
-        if queue:
+        def next_rollout(env: MultiTaskEnv) -> dict:
             task, episode = queue.popleft()
             # Far from any seed that training draws; the same variants in every evaluation.
-            see(e, envs[e].reset(seed=10**9 + seed * 10**6 + episode, options={"task": task})[0])
+            return parts(env.reset(seed=10**9 + seed * 10**6 + episode, options={"task": task})[0])
 
-    for e in range(len(envs)):
-        next_rollout(e)
-    while any(playing) and not stop():
-        action = policy(obs)
-        ended = np.zeros(len(envs), dtype=bool)
-        for e in np.flatnonzero(playing):
-            seen, _, terminated, truncated, info = envs[e].step(action[e])
-            see(e, seen)
-            if terminated or truncated:
-                rollouts[info["task"]].append(info)
-                ended[e] = True
-                next_rollout(e)
-                if bar is not None:
-                    bar.update()
-        if ended.any():
+        seen, playing = [next_rollout(env) for env in envs], list(enumerate(envs))
+        while playing and not stop():
+            # Those that play no more stay in the batch with their last observation.
+            action = policy({name: np.stack([obs[name] for obs in seen]) for name in seen[0]})
+            ended = np.zeros(len(envs), dtype=bool)
+            for e, env in list(playing):
+                obs, _, terminated, truncated, info = env.step(action[e])
+                seen[e], ended[e] = parts(obs), terminated or truncated
+                if ended[e]:
+                    rollouts[info["task"]].append(info)
+                    if queue:
+                        seen[e] = next_rollout(env)
+                    else:
+                        playing.remove((e, env))
+                    if bar is not None:
+                        bar.update()
             policy.reset(ended)
-    for env in envs:
-        env.close()
     return rollouts
 
 
@@ -175,15 +152,13 @@ class Options:
 
     run: Annotated[str, tyro.conf.Positional]  # a folder under runs/, or a checkpoint file in one
     episodes: int = 20  # rollouts of each task
-    split: Literal["train", "test"] = (
-        "train"  # tasks, levels, layouts and goals it trained on, or held-out ones
-    )
+    split: Literal["train", "test"] = "train"  # tasks, levels and goals it trained on, or held-out ones
     tasks: str | None = None  # comma-separated subset of the split's tasks
-    video: str | None = None  # write the first rollout of each task to this file: .mp4 or .gif
+    video: Path | None = None  # write the first rollout of each task to this file: .mp4 or .gif
     greedy: bool = False  # the mode of the policy instead of a sample
     seed: int = 0  # of the variants that are played; training never sees these
     device: str = "auto"  # auto, cpu, cuda, ...
-    out: str | None = None  # where to write the table; default: evaluation.csv beside the checkpoint
+    out: Path | None = None  # where to write the table; default: evaluation.csv beside the checkpoint
 
 
 def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 15) -> None:
@@ -194,36 +169,24 @@ def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 1
     """
     import imageio.v3 as imageio  # here, because it is slow to import and seldom needed
 
-    mp4 = out.suffix == ".mp4"
+    plugin, options = "pyav", {"codec": "libx264", "fps": fps}
+    if out.suffix == ".gif":
+        plugin, options = "pillow", {"duration": 1000 / fps, "loop": 0}
+    size = None
     try:
-        with imageio.imopen(out, "w", plugin="pyav" if mp4 else "pillow") as writer:
-            if mp4:
-                writer.init_video_stream("libx264", fps=fps)
-            frames, shape = [], None
+        with imageio.imopen(out, "w", plugin=plugin) as writer:
             for task in tqdm(tasks, desc="video", unit="task", disable=None):
-                obs, _ = env.reset(seed=10**9 + seed * 10**6, options={"task": task})
+                obs, info = env.reset(seed=10**9 + seed * 10**6, options={"task": task})
                 policy.reset()
-                done = False
-                while not done:
+                while "return" not in info:
                     frame = obs["image"].repeat(4, 0).repeat(4, 1) if isinstance(obs, dict) else env.render()
                     if frame is None:
-                        raise ValueError(
-                            f"{task} draws no pictures: --video is for pixels, Meta-World, BabyAI"
-                        )
+                        raise ValueError(f"{task} draws nothing: --video is for pixels, Meta-World, BabyAI")
                     # All frames are as large as the first, and of even sides, as H.264 has it.
-                    shape = shape or [side // 2 * 2 for side in frame.shape[:2]]
-                    row, column = (
-                        np.linspace(0, old - 1, new).astype(int) for old, new in zip(frame.shape, shape)
-                    )
-                    frame = frame[row][:, column]
-                    if mp4:
-                        writer.write_frame(frame)
-                    else:  # written as a whole
-                        frames.append(frame)
-                    obs, _, terminated, truncated, _ = env.step(policy(obs))
-                    done = terminated or truncated
-            if frames:
-                writer.write(np.stack(frames), duration=1000 / fps, loop=0)
+                    size = size or [side // 2 * 2 for side in frame.shape[:2]]
+                    places = (np.linspace(0, old - 1, new).astype(int) for old, new in zip(frame.shape, size))
+                    writer.write(frame[np.ix_(*places)][None], **options)
+                    obs, *_, info = env.step(policy(obs))
     except BaseException:
         out.unlink(missing_ok=True)  # what was begun of it cannot be played
         raise
@@ -232,61 +195,47 @@ def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 1
 def main(argv: list[str] | None = None) -> list[dict]:
     """Evaluate as `argv` says (default: the program's own arguments); returns the table's rows."""
     options = tyro.cli(Options, args=argv)
-    if options.episodes < 1:
-        raise ValueError(f"--episodes must be at least 1, got {options.episodes}")
+    episodes, split, greedy, seed = options.episodes, options.split, options.greedy, options.seed
+    if episodes < 1:
+        raise ValueError(f"--episodes must be at least 1, got {episodes}")
     path = find_checkpoint(options.run)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     check_device(device)
-    ending = "_test" if options.split == "test" else ""
-    out = Path(options.out) if options.out else path.parent / f"evaluation{ending}.csv"
-    video = Path(options.video) if options.video else None
+    video = options.video
+    out = options.out or path.parent / f"evaluation{'_test' if split == 'test' else ''}.csv"
     # What cannot be written is said before the work, not after it.
     if video and video.suffix not in (".mp4", ".gif"):
         raise ValueError(f"--video writes .mp4 or .gif, not {video.name}")
     for flag, file in (("--out", out), ("--video", video)):
         if file and not file.parent.is_dir():
             raise ValueError(f"{flag} {file}: there is no folder {file.parent}")
-    policy = load(path, device=device)
-    config, agent = policy.config, policy.agent
-    env = make_env(**evaluation_arguments(config, options.split))
-    tasks = env.tasks
-    chosen = tasks if options.tasks is None else split_names(options.tasks)
-    if not chosen:
-        raise ValueError("--tasks is empty: name tasks, or leave it out to play all of them")
-    unknown = [task for task in chosen if task not in tasks]
-    if unknown:
-        other = options.split == "train" and set(unknown) <= set(held_out_tasks(config.env, config.tasks))
-        hint = "held out: add --split test" if other else f"did you mean {nearest(unknown[0], tasks)}?"
-        raise ValueError(f"{path} was not trained on {', '.join(unknown)}: {hint}")
-    print(
-        f"{path}: {len(chosen)} tasks, {options.episodes} rollouts each, {'mode' if options.greedy else 'samples'}"
-    )
-    with tqdm(total=len(chosen) * options.episodes, unit="rollout", disable=None) as bar:
-        rollouts = evaluate(
-            agent,
-            config,
-            options.episodes,
-            tasks=chosen,
-            split=options.split,
-            greedy=options.greedy,
-            seed=options.seed,
-            bar=bar,
-        )
-    rows = table_of(rollouts, env, config)
-    groups = None
-    if options.split == "test":
-        held_out = held_out_tasks(config.env, config.tasks)
-        trained = [task for task in tasks if task not in held_out]
-        groups = {"trained, unseen variants": trained, "held-out": held_out} if held_out else None
-    print(format_table(rows, groups))
-    with open(out, "w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    print(f"written: {out}")
-    if video:
-        record(load(path, device=device, greedy=options.greedy), env, chosen, video, options.seed)
-        print(f"written: {video}")
+    policy = load(path, device=device, greedy=greedy)
+    config = policy.config
+    with closing(make_env(**evaluation_arguments(config, split))) as env:
+        chosen = env.tasks if options.tasks is None else split_names(options.tasks)
+        if not chosen:
+            raise ValueError("--tasks is empty: name tasks, or leave it out to play all of them")
+        if unknown := [task for task in chosen if task not in env.tasks]:
+            hint = f"did you mean {nearest(unknown[0], env.tasks)}?"
+            if split == "train" and set(unknown) <= set(held_out_tasks(config.env, config.tasks)):
+                hint = "held out: add --split test"
+            raise ValueError(f"{path} was not trained on {', '.join(unknown)}: {hint}")
+        print(f"{path}: {len(chosen)} tasks, {episodes} rollouts each, {'mode' if greedy else 'samples'}")
+        with tqdm(total=len(chosen) * episodes, unit="rollout", disable=None) as bar:
+            played = evaluate(policy.agent, config, episodes, chosen, split, greedy, seed, bar=bar)
+        rows, groups = table_of(played, env, config), None
+        if split == "test" and (held_out := held_out_tasks(config.env, config.tasks)):
+            trained = [task for task in env.tasks if task not in held_out]
+            groups = {"trained, unseen variants": trained, "held-out": held_out}
+        print(format_table(rows, groups))
+        with open(out, "w", newline="") as file:
+            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        print(f"written: {out}")
+        if video:
+            record(policy, env, chosen, video, seed)
+            print(f"written: {video}")
     return rows
 
 

@@ -34,10 +34,7 @@ from plots.runs import plot_groups, plot_run
 from plots.scale import plot_scale, plot_scales
 from runtime.checkpoint import CheckpointError
 
-USAGE = (
-    "python plot.py run runs/<name> [more runs], compare runs/<name> runs/<name> [more runs], "
-    "attention runs/<name>, scale [picture], scales [table]"
-)
+USAGE = "python plot.py run runs/<name> ..., compare runs/<name> ..., attention runs/<name>, scale, scales"
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,7 @@ def main(argv: list[str] | None = None) -> Path:
             return plot_scale(out or "".join(paths) or None)
         case "scales", 0 | 1:
             return plot_scales(*paths, out=out)
-    given = " ".join([options.figure, *paths])
-    raise ValueError(f"cannot draw '{given}'. Type one of: {USAGE}")
+    raise ValueError(f"cannot draw '{' '.join([options.figure, *paths])}'. Type one of: {USAGE}")
 
 
 if __name__ == "__main__":

@@ -96,22 +96,19 @@ class PopArt(nn.Module):
 
 if __name__ == "__main__":
     popart = PopArt(discounts=1, beta=0.5)
-    raw_B1 = torch.tensor([[-1.0], [0.0], [1.0]])
-    y_B1 = torch.tensor([[300.0], [500.0]])
-    column = lambda value_B1: [round(x, 3) for x in value_B1[:, 0].tolist()]
+    raw_B1, y_B1 = torch.tensor([[-1.0], [0.0], [1.0]]), torch.tensor([[300.0], [500.0]])
 
     def show(title: str) -> None:
-        "Print the meaning of the raw outputs -1, 0, 1, and the loss of the output 1 with the target 500."
+        "Print the returns that the raw outputs -1, 0, 1 mean, and the loss of the output 1 with the target 500."
         loss = (popart.normalised(raw_B1)[2] - popart.standardise(y_B1)[1]).item() ** 2
+        returns = [round(q, 3) for q in popart.denormalised(raw_B1)[:, 0].tolist()]
         print(f"{title}: mu {popart.mu.item():.2f}, sigma {popart.sigma.item():.2f}")
-        print(f"  raw outputs -1, 0, 1: normalised {column(popart.normalised(raw_B1))}, ", end="")
-        print(f"returns {column(popart.denormalised(raw_B1))}")
-        print(f"  target 500: normalised {popart.standardise(y_B1)[1].item():.3f}, loss {loss:.3f}")
+        print(f"  raw outputs -1, 0, 1 mean the returns {returns}; loss of 1 with target 500: {loss:.3f}")
 
-    show("Before the first update, sigma = sqrt(100)")
+    show("Before the first update")
+    print("  by hand: sigma = sqrt(100), loss = ((500 - 10) / 10)^2 = 49^2")
     popart.update(y_B1)
-    # t = 2: beta_t = 0.5 / (1 - 0.25) = 2/3; mu = 2/3 * 400, nu = 100/3 + 2/3 * 170000
+    # t = 2, so beta_t = 0.5 / (1 - 0.25) = 2/3. The second moment was 100, and of these returns it is 170000.
     show("After an update with the returns 300 and 500")
     print("  by hand: mu = 2/3 x 400 = 266.67, nu = 100/3 + 2/3 x 170000 = 113366.67")
     print("           sigma = sqrt(113366.67 - 266.67^2) = 205.56, loss = (490 / 205.56)^2 = 5.682")
-    print("The predicted returns are unchanged: one raw output is worth 10. The loss fell from 49^2 = 2401.")

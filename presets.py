@@ -6,7 +6,7 @@ Why      a number that decides a result should stand in one place, with its sour
 Paper    AMAGO-2 (arXiv 2411.11188), appendix A, Tables 1 and 2. "Authors' script" marks settings that are not
          in the paper but in the authors' training scripts
 Notes    An explicit flag beats the scale, which beats the preset. `preset` applies the scale to the preset;
-         the command line (config.py) applies the flags.
+         the command line (config.py) applies the flags, and has the settings that no preset changes.
          Scales. paper: the column as printed, meant for a GPU. laptop: learns easy tasks within half an hour
          on a CPU, with a smaller network and fewer updates. smoke: tests a run in two minutes.
 Use      values = preset("popgym", "laptop"); values["d_model"]      # also "paper" and "smoke"
@@ -28,6 +28,7 @@ TABLE_1 = {
     "tau": 0.003,  # target networks move this share of the way each update
 }
 # The row of the timestep encoder has three parts: kind, feed-forward widths, and depths of a CNN's blocks.
+# None: the paper prints no value; `BEYOND` has one.
 SMALL_CNN, LARGE_CNN = (16, 32, 32), (20, 36, 64)
 TABLE_2 = {
     "encoder": ("ff", "ff", "impala", "impala", "impala", "grid_language"),
@@ -43,29 +44,28 @@ TABLE_2 = {
     "bins": (128, 64, 128, 128, 128, 32),  # output bins of the critic
 }
 
-# Settings of all benchmarks that are not in the tables: meaning, unit | source.
+# Settings of all benchmarks where the tables print none: meaning, unit | source. A setting that no benchmark
+# and no scale changes is in config.py alone.
 BEYOND = {
-    # ---- learning
-    "bin_low": -1e5,  # lower limit of the bins, scaled returns | appendix A
-    "bin_high": 1e5,  # upper limit | appendix A
-    "symlog": True,  # bins evenly spaced in symlog space | appendix A
-    "value_label": "twohot",  # labels of the two-hot critic | Eq. 5 and 6
-    "popart_beta": 5e-4,  # step size of PopArt's statistics | authors' code
-    "n_step": 1,  # rewards in a target before it bootstraps | section 3: one
-    "action_samples": 3,  # K: sampled actions in the value of a state, Eq. 4 | authors' code
-    "critic_weight": 10.0,  # lambda: weight of the critic's loss; the actor's is 1 | authors' code
-    "reward_scale": 1.0,  # rewards are multiplied by this before learning | authors' script
-    "warmup_updates": 500,  # linear warm-up of the learning rate, updates | authors' script
+    # ---- networks
+    # The tables print no widths after a CNN. With these, memory-hard has 21.6 M parameters; in the paper 24 M.
+    "encoder_hidden": 256,  # hidden width of the timestep encoder | our choice
+    "encoder_dim": 256,  # output width of the timestep encoder | our choice
+    "encoder_depths": SMALL_CNN,  # channels of a CNN's blocks; encoders without a CNN do not use it
     "dropout": 0.05,  # on embeddings and feed-forward layers | authors' script
     "prob_low": 0.001,  # lower clip of discrete probabilities | authors' code
     "prob_high": 0.99,  # upper clip of discrete probabilities | authors' code
+    # ---- learning
+    "reward_scale": 1.0,  # rewards are multiplied by this before learning | authors' script
+    "warmup_updates": 500,  # linear warm-up of the learning rate, updates | authors' script
     "augment": False,  # random shifts of images in training | appendix A, Procgen and Atari
     "steps_per_pass": 2048,  # env steps whose activations are in memory together | our choice
     "chunk": 256,  # states per chunk of critic work; changes memory and speed, not results | our choice
     # ---- collecting
+    "replay_steps": None,  # the tables give one of the two limits, and the other is None
+    "replay_trajectories": None,
     "attempts": 1,  # attempts at a task in a rollout | section 4
     "max_steps": None,  # extra limit of a rollout, env steps | our choice, smoke scale
-    "clip_rewards": False,  # clip rewards to [-1, 1] | section 4: unclipped; Figure 9, grey bars: clipped
     "store_executed": False,  # store the executed valid action, not the chosen one | our choice
     "num_envs": 24,  # environments stepped together | our choice
     "env_steps_per_update": 12.0,  # env steps per gradient step | authors' script (unchecked: memory-hard)
@@ -84,44 +84,19 @@ BEYOND = {
     "final_episodes": 20,  # rollouts of each task in the last evaluation | our choice
 }
 
-# Settings of single benchmarks. The widths after a CNN are our choice, since the tables give none. With them
-# memory-hard has 21.6 M parameters; in the paper it has 24 M.
-CNN = {"encoder_hidden": 256, "encoder_dim": 256, "steps_per_pass": 1024}
+# Settings of single benchmarks. Reward multipliers, warm-ups and exploration: authors' scripts. Attempts and
+# steps: section 4. Segments of 4 contexts (POPGym: whole rollouts): our choice.
+PIXELS = {"reward_scale": 10.0, "augment": True, "steps_per_pass": 1024}
 ONLY = {
-    # Reward multipliers, warm-ups and exploration: authors' scripts. Segments of 4 contexts: our choice.
-    "metaworld": {
-        "attempts": 3,
-        "epsilon_late_start": 0.8,
-        "epsilon_late_end": 0.01,
-        "epsilon_steps": 2_000_000,
-        "segment_length": 1024,
-        "encoder_depths": SMALL_CNN,
-        "steps": 100_000_000,  # section 4
-    },
+    "metaworld": {"attempts": 3, "segment_length": 1024, "epsilon_steps": 2_000_000}
+    | {"epsilon_late_start": 0.8, "epsilon_late_end": 0.01},
     # With 27 actions, the usual clip to [0.001, 0.99] would make 2.6% of a sharp policy's actions random.
-    # Segments of 2000 steps hold whole rollouts.
-    "popgym": {
-        "attempts": 2,
-        "reward_scale": 200.0,
-        "warmup_updates": 2000,
-        "prob_low": 1e-6,
-        "prob_high": 1.0,
-        "encoder_depths": SMALL_CNN,
-    },
-    "procgen-easy": CNN
-    | {"attempts": 2, "reward_scale": 10.0, "augment": True, "segment_length": 512, "steps": 275_000_000},
-    "procgen-memory-hard": CNN
-    | {"attempts": 2, "reward_scale": 10.0, "augment": True, "segment_length": 3072, "steps": 2_700_000_000},
-    "atari": CNN | {"reward_scale": 10.0, "augment": True, "segment_length": 256},
-    "babyai": {
-        "attempts": 2,
-        "reward_scale": 1000.0,
-        "epsilon_steps": 500_000,
-        "segment_length": 2048,
-        "encoder_hidden": 256,
-        "encoder_dim": 256,
-        "encoder_depths": SMALL_CNN,
-    },
+    "popgym": {"attempts": 2, "prob_low": 1e-6, "prob_high": 1.0}
+    | {"reward_scale": 200.0, "warmup_updates": 2000},
+    "procgen-easy": PIXELS | {"attempts": 2, "segment_length": 512, "steps": 275_000_000},
+    "procgen-memory-hard": PIXELS | {"attempts": 2, "segment_length": 3072, "steps": 2_700_000_000},
+    "atari": PIXELS | {"segment_length": 256},
+    "babyai": {"attempts": 2, "segment_length": 2048, "epsilon_steps": 500_000, "reward_scale": 1000.0},
 }
 
 
@@ -130,44 +105,24 @@ def column(name: str) -> dict:
     at = COLUMNS.index(name)
     in_columns = lambda value: isinstance(value, tuple) and len(value) == len(COLUMNS)
     printed = {f: v[at] if in_columns(v) else v for f, v in (TABLE_1 | TABLE_2).items()}
-    return BEYOND | printed | ONLY[name]
+    return BEYOND | {f: v for f, v in printed.items() if v is not None} | ONLY[name]
 
 
 # Half an hour on a CPU is a small fraction of the paper's computation. A narrow network with few discounts
 # leaves time for enough updates; the learning rate and the speed of the target networks are higher to match.
-LAPTOP = {
-    "learning_rate": 5e-4,
-    "weight_decay": 1e-4,
-    "gammas": (0.1, 0.9, 0.99),
-    "critics": 2,
-    "tau": 0.01,
-    "encoder_hidden": 128,
-    "encoder_dim": 64,
-    "d_model": 64,
-    "d_ff": 256,
-    "layers": 2,
-    "heads": 4,
-    "context": 128,
-    "hidden": (64, 64),
-    "bins": 32,
-    "warmup_updates": 100,
-    "dropout": 0.0,
-    "num_envs": 64,
-    "env_steps_per_update": 256.0,
-    "epsilon_steps": 30_000,
-    "minutes": 30.0,
+LAPTOP = (
+    {"d_model": 64, "d_ff": 256, "layers": 2, "heads": 4, "context": 128, "dropout": 0.0}
+    | {"encoder_hidden": 128, "encoder_dim": 64, "hidden": (64, 64), "critics": 2, "bins": 32}
+    | {"gammas": (0.1, 0.9, 0.99), "tau": 0.01}
+    | {"learning_rate": 5e-4, "warmup_updates": 100, "weight_decay": 1e-4}
+    | {"num_envs": 64, "env_steps_per_update": 256.0, "epsilon_steps": 30_000, "minutes": 30.0}
     # A second thread makes operations of this size little faster, and slower when another program uses
     # its core.
-    "threads": 1,
-    "chunk": 1024,
-}
+    | {"threads": 1, "chunk": 1024}
+)
 # Images are most of the cost of an update, so the CNN is small and the windows are short and few. This shows
 # that a run works, not that it learns.
-LAPTOP_PIXELS = {
-    "batch_size": 8,
-    "encoder_depths": (8, 16, 16),
-    "steps_per_pass": 128,
-    "context": 32,
+LAPTOP_PIXELS = {"encoder_depths": (8, 16, 16), "batch_size": 8, "context": 32, "steps_per_pass": 128} | {
     "replay_steps": 200_000,
     "segment_length": 128,
     "num_envs": 16,
@@ -179,60 +134,32 @@ LAPTOP_ONLY = {
     "popgym": {"replay_trajectories": 4000, "reward_scale": 100.0, "store_executed": True},
     # Short horizons make a value depend more on the present action. With little exploration noise, few
     # actions are clipped to the limits, where imitating them would widen the policy.
-    "metaworld": {
-        "gammas": (0.5, 0.9, 0.97),
-        "bins": 64,
-        "tau": 0.02,
-        "context": 32,
-        "batch_size": 32,
-        "epsilon_start": 0.5,
-        "epsilon_end": 0.1,
-        "epsilon_late_start": 0.5,
-        "epsilon_late_end": 0.1,
-        "epsilon_steps": 10_000,
-        "replay_steps": 600_000,
-        "num_envs": 16,
-        "env_steps_per_update": 64.0,
-        "segment_length": 512,
-    },
+    "metaworld": {"gammas": (0.5, 0.9, 0.97), "bins": 64, "tau": 0.02, "context": 32, "batch_size": 32}
+    | {"epsilon_start": 0.5, "epsilon_end": 0.1, "epsilon_steps": 10_000}
+    | {"epsilon_late_start": 0.5, "epsilon_late_end": 0.1}
+    | {"replay_steps": 600_000, "segment_length": 512, "num_envs": 16, "env_steps_per_update": 64.0},
     "procgen-easy": LAPTOP_PIXELS,
     "procgen-memory-hard": LAPTOP_PIXELS,
     "atari": LAPTOP_PIXELS,
     "babyai": {"batch_size": 12, "replay_steps": 400_000, "segment_length": 512, "num_envs": 32},
 }
-
-SMOKE = {
-    "batch_size": 4,
-    "gammas": (0.9, 0.99),
-    "encoder_hidden": 16,
-    "encoder_dim": 16,
-    "encoder_depths": (4, 4, 4),
-    "d_model": 16,
-    "d_ff": 32,
-    "layers": 1,
-    "heads": 2,
-    "context": 16,
-    "hidden": (16, 16),
-    "bins": 16,
-    "warmup_updates": 5,
-    "num_envs": 4,
-    "env_steps_per_update": 32.0,
-    "epsilon_steps": 1000,
-    "segment_length": 200,
-    "steps": 4000,
-    "minutes": None,
-    "log_every": 10,
-    "eval_episodes": 1,
-    "final_episodes": 1,
-}
+# The smallest settings that run all parts of the program. They change the laptop scale.
+SMOKE = (
+    {"d_model": 16, "d_ff": 32, "layers": 1, "heads": 2, "context": 16, "hidden": (16, 16), "bins": 16}
+    | {"encoder_hidden": 16, "encoder_dim": 16, "encoder_depths": (4, 4, 4)}
+    | {"gammas": (0.9, 0.99), "batch_size": 4, "warmup_updates": 5}
+    | {"num_envs": 4, "env_steps_per_update": 32.0, "epsilon_steps": 1000, "segment_length": 200}
+    | {"steps": 4000, "minutes": None, "log_every": 10, "eval_episodes": 1, "final_episodes": 1}
+)
 
 
 def scales_of(name: str, **changes) -> dict[str, dict]:
     "All scales of a benchmark, with `changes` in each of them."
     capacity = {"replay_trajectories": 100} if name == "popgym" else {"replay_steps": 6000, "max_steps": 200}
-    laptop = LAPTOP | LAPTOP_ONLY[name]
-    scales = {"paper": column(name), "laptop": laptop, "smoke": laptop | SMOKE | capacity}
-    return {scale: values | changes for scale, values in scales.items()}
+    paper = column(name)
+    laptop = paper | LAPTOP | LAPTOP_ONLY[name]
+    smoke = laptop | SMOKE | capacity
+    return {"paper": paper | changes, "laptop": laptop | changes, "smoke": smoke | changes}
 
 
 # Name -> scale -> values. The benchmarks with rescaled rewards have the column of the original.
@@ -262,20 +189,17 @@ def preset(name: str, scale: str = "paper", variant: str = "ind_ind") -> dict:
     scales = PRESETS[name]
     if scale not in scales:
         raise ValueError(f"unknown scale {scale!r} of preset {name!r}: choose from {', '.join(scales)}")
-    return {**scales["paper"], **scales[scale], **(SCALAR.get(name, {}) if variant.endswith("_dep") else {})}
+    return scales[scale] | (SCALAR.get(name, {}) if variant.endswith("_dep") else {})
 
 
 def format_table(name: str) -> str:
     """The scales of a preset side by side, one line per field; "=" means the paper's value."""
-    paper = preset(name, "paper")
-    shrunk = [preset(name, scale) for scale in PRESETS[name] if scale != "paper"]
-    lines = [
-        f"{name + ' preset':<22}{'paper':<44}" + "".join(f"{s:<18}" for s in PRESETS[name] if s != "paper")
-    ]
+    paper, *smaller = (preset(name, scale) for scale in PRESETS[name])
+    rows = [(f"{name} preset", *PRESETS[name])]
     for field, value in paper.items():
-        cells = ["=" if values[field] == value else str(values[field]) for values in shrunk]
-        lines.append(f"{field:<22}{value!s:<44}" + "".join(f"{cell:<18}" for cell in cells))
-    return "\n".join(line.rstrip() for line in lines)
+        rows.append((field, value, *("=" if values[field] == value else values[field] for values in smaller)))
+    pad = "{!s:<22}{!s:<44}{!s:<18}{!s}".format
+    return "\n".join(pad(*row) for row in rows)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def set_up(run: Run) -> None:
     """Make the parts of a run. With --resume, put each of them back as the checkpoint holds it."""
     config, seeds = run.config, run.seeds
     run.env = make_env(**env_arguments(config))  # never stepped: it knows the tasks and their sizes
-    run.replay = make_replay(config, run.env, run.frames_folder, run.device, seeds.replay)
+    run.replay = make_replay(config, run.env, run.folder, run.device, seeds["replay"])
     run.agent = make_agent(config, run.env).to(run.device)
     run.optimizer, run.schedule = make_optimizer(run.agent, config)
     saved = run.open()  # locks the folder, reads the checkpoint, opens the log
@@ -69,7 +69,7 @@ def set_up(run: Run) -> None:
     length, longest = run.replay.max_length, run.env.max_rollout_length
     stagger = None if longest and longest <= length else run.rng  # whole rollouts need no cuts
     run.buffer = EpisodeBuffer(config.num_envs, length, run.env.parts, stagger)
-    run.policy = Policy(run.agent, config, config.num_envs, seed=seeds.policy)
+    run.policy = Policy(run.agent, config, config.num_envs, seed=seeds["policy"])
     run.start(saved)
 
 

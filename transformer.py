@@ -2,17 +2,17 @@ r"""A causal Transformer for long training runs, and its one-step decoding with 
 
 What     Normformer blocks over sigma-reparametrised linear layers, with sinusoidal positions from the
          timestep's index in its rollout; `forward` for training windows, `step` for acting
-Why      RL keeps one network training for millions of updates on its own moving data: the extra norms,
-         the per-head scale and the bounded spectral norms keep attention from collapsing meanwhile
+Why      in RL one network trains for millions of updates on data that changes with it. The extra norms, the
+         scale of each head and the bounded spectral norms keep attention from collapsing
 Paper    AMAGO-2 appendix A, "Model Architectures", and Table 2. Normformer: Shleifer et al. 2021;
          sigma-reparam: Zhai et al. 2023; positions: Vaswani et al. 2017. Leaky ReLU throughout.
          Authors' code: github.com/UT-Austin-RPL/amago
 Shapes   B batch, T time, D model width, H heads, I input width; L cache slots, E = D / H features of a head
-Notes    Windows are padded at their end, so the causal mask alone keeps padding out of real steps. What
-         stands in the padding does not matter as long as it is finite: 0 * NaN is NaN, also in attention.
-         Inside the window `step` equals `forward`. Past it they differ: a cached key of the second block
-         was made from a first block that saw L steps further back, so a cache of L slots carries some
-         memory of layers x L steps, where a window of L steps carries none.
+Notes    Windows are padded at their end, so the causal mask alone keeps padding out of real steps. Padding
+         may hold any finite numbers, but no NaN: 0 * NaN is NaN, also in attention.
+         Within L steps `step` equals `forward`. Later they differ: a cached key of the second block comes
+         from a first block that saw L steps further back. A cache of L slots therefore carries some memory
+         of layers x L steps, and a window of L steps does not.
 Use      model(x_BTI, time_BT)                     # training: whole windows -> states (B, T, D)
          cache = model.init_cache(batch, context)  # acting, after model.eval():
          model.step(x_BI, time_B, cache)           # one step -> states (B, D)
@@ -79,8 +79,9 @@ class SigmaReparamLinear(nn.Module):
 
     def scaled_once(self) -> Tensor:
         "The same, kept until weights change: for acting, which takes many steps between two updates."
-        # Plain: return self.scaled(), a tenth of an acting step at laptop scale. It cannot go stale unnoticed, but through .data:
-        # tensors count their changes in place, and a training forward puts a new u in the old one's place.
+        # Plain: return self.scaled(), which costs a tenth of an acting step at laptop scale. In-place changes
+        # move a tensor's version counter, and a training forward replaces u: both invalidate the kept weight.
+        # Writes through `.data` bypass the counter.
         made_from = (self.u, self.weight._version, self.gamma._version)
         if self.kept is None or self.kept[0] is not made_from[0] or self.kept[1:3] != made_from[1:]:
             self.kept = (*made_from, self.scaled())
@@ -144,12 +145,12 @@ class Block(nn.Module):
     ) -> Tensor:
         """One new step of each sequence, (B, D) -> (B, D): writes its key and value to the cache, in place
         at `slot`, and attends to the first slots, where `unseen_B11L` is 0 and not -inf."""
-        # The cache's type rules: under autocast, projections may come in another one than it was made in.
+        # Under autocast, projections may have another type than the cache.
         q, k, v = (part.to(key_BHLE.dtype) for part in self.queries_keys_values(x_BD))
         key_BHLE[slot], value_BHLE[slot] = k, v
         length = unseen_B11L.shape[-1]
-        # softmax(Q K^T / sqrt(E)) V.  Plain: F.scaled_dot_product_attention(..., attn_mask=seen), which is made
-        # for many queries: with one for each sequence it takes 1.6 times as long over the paper's 600 steps on a CPU.
+        # softmax(Q K^T / sqrt(E)) V.  Plain: F.scaled_dot_product_attention(..., attn_mask=seen). It is made for
+        # many queries: with one for each sequence and the paper's 600 steps, it takes 1.6 times as long on a CPU.
         scores_BH1L = (q * q.shape[-1] ** -0.5).unsqueeze(2) @ key_BHLE[:, :, :length].mT
         attended_BH1E = (scores_BH1L + unseen_B11L).softmax(-1).to(v.dtype) @ value_BHLE[:, :, :length]
         return self.after_attention(x_BD, attended_BH1E.squeeze(2).to(x_BD.dtype))
@@ -203,8 +204,8 @@ class CausalTransformer(nn.Module):
     def forward(self, x_BTI: Tensor, time_BT: Tensor) -> Tensor:
         """Whole windows at once, (B, T, I) and (B, T) -> states (B, T, D).
 
-        `time_BT` counts env steps from the rollout's start, so a window from its middle has the positions
-        that its steps had when they were lived. Raises ValueError for shapes that do not fit.
+        `time_BT` counts env steps from the rollout's start, so a step of a window has the same position as
+        when the agent acted. Raises ValueError for shapes that do not fit.
         """
         x_BTD = self.embed(x_BTI, time_BT)
         for block in self.blocks:
@@ -214,39 +215,35 @@ class CausalTransformer(nn.Module):
     def init_cache(self, batch: int, context: int, device=None, dtype=torch.float32) -> Cache:
         """An empty cache of `context` slots for each of `batch` sequences. Raises ValueError below 1 slot."""
         if context < 1:
-            raise ValueError(
-                f"a cache needs room for the newest step: context must be 1 or more, got {context}"
-            )
+            raise ValueError(f"context must be 1 or more, since a cache holds the newest step; got {context}")
         shape = (len(self.blocks), batch, self.heads, context, self.d_model // self.heads)
-        # Zeros, not whatever lies in memory: a masked NaN would still be multiplied by its weight of 0.
+        # Zeros, not uninitialised memory: a masked NaN would be multiplied by its weight of 0, which is NaN.
         key, value = torch.zeros(2, *shape, device=device, dtype=dtype)
         return Cache(key, value, torch.zeros(batch, dtype=torch.long, device=device))
 
     def reset(self, cache: Cache, which_B: Tensor) -> None:
         """Forget the sequences where the booleans `which_B` (B,) are True; the others keep their memory."""
-        # The count alone says which slots are real: what they held is masked, then written over.
+        # The count alone tells which slots are real: old entries are masked, then overwritten.
         cache.count_B.masked_fill_(which_B, 0)
 
     @torch.no_grad()
     def step(self, x_BI: Tensor, time_B: Tensor, cache: Cache) -> Tensor:
         """One step of each sequence, (B, I) at its own timestep (B,) -> states (B, D); updates `cache`.
 
-        Meant for evaluation mode: in training mode each call would apply dropout and make a power iteration. Raises
-        ValueError for shapes that do not fit.
+        For evaluation mode: in training mode each call would apply dropout and make a power iteration.
+        Raises ValueError for shapes that do not fit.
         """
         batch, context = cache.key.shape[1], cache.key.shape[3]
         if len(x_BI) != batch:
-            raise ValueError(
-                f"a cache for {batch} sequences got one step of {len(x_BI)}: call init_cache anew"
-            )
+            raise ValueError(f"a cache for {batch} sequences got one step of {len(x_BI)}: call init_cache")
         x_BD = self.embed(x_BI, time_B)
-        # The ring: step n lies in slot n mod L, over what was seen L steps ago. Keys carry their position
-        # in their embedding, so the order of slots does not matter.
+        # A ring: step n overwrites step n - L in slot n mod L. Keys carry their position in their embedding,
+        # so the order of slots does not matter.
         slot = (torch.arange(batch, device=x_BI.device), slice(None), cache.count_B % context)
         cache.count_B += 1
         filled_B = cache.count_B.clamp(max=context)
-        # Slots that no sequence has written yet are left out altogether: early in a rollout that is nearly
-        # all of them. The newest step always counts, so no row is ever fully masked.
+        # Slots that no sequence has written yet are left out: early in a rollout, nearly all of them. The
+        # newest step always counts, so no row is fully masked.
         length = int(filled_B.max())
         seen_B11L = (torch.arange(length, device=x_BI.device) < filled_B[:, None])[:, None, None]
         unseen_B11L = torch.zeros_like(seen_B11L, dtype=cache.key.dtype).masked_fill_(~seen_B11L, -math.inf)
@@ -257,49 +254,23 @@ class CausalTransformer(nn.Module):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
-    D, FF, LAYERS, HEADS, I, T = 16, 64, 2, 4, 6, 10
-    model = CausalTransformer(I, D, FF, LAYERS, HEADS).eval()
-    x_BTI, time_BT = torch.randn(3, T, I), torch.arange(T).expand(3, T)
+    T = 10
+    model = CausalTransformer(input_dim=6, d_model=16, d_ff=64, layers=2, heads=4).eval()
+    x_BTI, time_BT = torch.randn(3, T, 6), torch.arange(T).expand(3, T)
     full_BTD = model(x_BTI, time_BT)
     print(f"window (B, T, I) = {tuple(x_BTI.shape)} -> states (B, T, D) = {tuple(full_BTD.shape)}")
-
     cache = model.init_cache(batch=3, context=T)
-    cached = torch.stack([model.step(x_BTI[:, t], time_BT[:, t], cache) for t in range(T)], dim=1)
-    print(f"one step at a time, with a cache: largest difference {(cached - full_BTD).abs().max():.1e}")
-    model.reset(cache, torch.tensor([False, True, False]))
-    again_BD = model.step(x_BTI[:, 0], torch.tensor([T, 0, T]), cache)
-    print(f"  sequence 1 begins anew beside the others: {(again_BD[1] - full_BTD[1, 0]).abs().max():.1e}")
+    step_BTD = torch.stack([model.step(x_BTI[:, t], time_BT[:, t], cache) for t in range(T)], dim=1)
+    print(f"one step at a time, with a cache: largest difference {(step_BTD - full_BTD).abs().max():.1e}")
 
-    changed = x_BTI.clone()
-    changed[:, 6] += 1.0
-    moved = (model(changed, time_BT) - full_BTD).abs().amax(dim=(0, 2))
-    print("changing step 6 moves the states of steps", torch.nonzero(moved > 0).flatten().tolist())
+    x_BTI[:, 6] += 1.0
+    moved_T = (model(x_BTI, time_BT) - full_BTD).abs().amax(dim=(0, 2)) > 0
+    print("changing step 6 changes the states of steps", moved_T.nonzero().flatten().tolist())
 
     positions = [round(x, 4) for x in sinusoidal_positions(torch.tensor(3), 4).tolist()]
-    by_hand = [round(x, 4) for x in (math.sin(3), math.cos(3), math.sin(0.03), math.cos(0.03))]
-    print(f"position of timestep 3, width 4: {positions}; sin 3, cos 3, sin .03, cos .03: {by_hand}")
-
-    layer = SigmaReparamLinear(8, 8)
-    with torch.no_grad():
-        layer.weight.mul_(50.0)
-        layer(torch.zeros(8))
-        effective = layer.weight * layer.gamma / torch.dot(layer.u, layer.weight @ layer.v)
-    print(f"weights x 50: spectral norm {torch.linalg.matrix_norm(effective, 2):.4f} (gamma = 1)")
-
-    def count(*parts):
-        return sum(p.numel() for m in parts for p in (m.parameters() if isinstance(m, nn.Module) else [m]))
-
-    print(f"parameters, D = {D}, FF = {FF}, H = {HEADS}, I = {I}       formula  counted")
-    block, total = model.blocks[0], 0
-    # Each sigma-reparametrised layer has one gamma more than a plain one.
-    for times, part, formula, number, parts in (
-        (LAYERS, "attention", "4 D^2 + D + 2 + H", 4 * D * D + D + 2 + HEADS, (block.qkv, block.out)),
-        (LAYERS, "feed-forward", "2 D FF + FF + D + 2", 2 * D * FF + FF + D + 2, (block.ff1, block.ff2)),
-        (LAYERS, "norms", "6 D + 2 FF", 6 * D + 2 * FF, (block.norm1, block.norm2, block.norm3, block.norm4)),
-        (1, "input", "I D + D", I * D + D, (model.inp,)),
-        (1, "last norm", "2 D", 2 * D, (model.norm,)),
-    ):
-        counted = count(*parts, *([block.head_scale] if part == "attention" else []))
-        print(f"  {times} x {part:<14}{formula:<22}{number:>9}{counted:>9}")
-        total += times * number
-    print(f"  {'in all':<40}{total:>9}{count(model):>9}")
+    print("position of timestep 3, width 4:", positions)
+    print("  by hand: sin 3 = 0.1411, cos 3 = -0.99, sin .03 = 0.03, cos .03 = 0.9996")
+    # Two sigma-reparametrised layers have a gamma each, and the output layer has a bias.
+    attention = [*model.blocks[0].qkv.parameters(), *model.blocks[0].out.parameters()]
+    print("parameters of a block's attention layers:", sum(p.numel() for p in attention))
+    print("  by hand: 4 D^2 + D + 2 = 4 x 256 + 16 + 2 = 1042")

@@ -45,9 +45,7 @@ def symexp(x: Tensor) -> Tensor:
 def refuse_nan(value: Tensor) -> None:
     """Raise ValueError if returns (...) contain NaN: NaN has no bin, and would corrupt the critic."""
     if torch.isnan(value).any():
-        raise ValueError(
-            "cannot encode a return that is NaN: expected numbers; look for the reward or value that is NaN"
-        )
+        raise ValueError("cannot encode a return that is NaN: look for the reward or value that is NaN")
 
 
 class BinSupport(nn.Module):
@@ -177,40 +175,22 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 if __name__ == "__main__":
     rounded = lambda values, digits: [round(x, digits) for x in values.tolist()]
-    support = BinSupport(bins=9, low=-math.expm1(4), high=math.expm1(4))
-    b_N = support.bins_N
-    print("9 bins, evenly spaced in symlog space:", rounded(b_N, 2))
-    print("  the returns at these positions:     ", rounded(symexp(b_N), 2))
+    support, y = BinSupport(bins=9, low=-math.expm1(4), high=math.expm1(4)), torch.tensor(3.3)
+    index, above = support.encode(y)
+    label_N = support.twohot_labels(y)
+    print("9 bins, evenly spaced in symlog space:", rounded(support.bins_N, 2))
+    print("The label of the return 3.3:", rounded(label_N, 4))
+    print("  by hand: symlog(3.3) = ln 4.3 = 1.4586 lies between bin 5 at 1 and bin 6 at 2;")
+    print("           weights 2 - 1.4586 and 1.4586 - 1, the larger one for the nearer bin")
+    print(f"  decoded: exp(0.5414 x 1 + 0.4586 x 2) - 1 = {support.decode(label_N.log()):.4f}")
+    swapped = symexp(above * 1 + (1 - above) * 2)
+    print(f"  decoded with the weights swapped, as equations 5 and 6 print them: {swapped:.4f}")
+    print(f"The loss of uniform logits: {twohot_loss(torch.zeros(9), index, above):.4f} = ln 9")
 
-    print("\nThe label of the return y = 3.3, step by step")
-    y = torch.tensor(3.3)
-    x, (index, above) = support.transform(y).item(), support.encode(y)
-    i, label_N = index.item(), support.twohot_labels(y)
-    mean = (label_N * b_N).sum().item()
-    print(f"  1 symlog        ln(3.3 + 1) = {x:.4f}")
-    print(f"  2 neighbours    bin {i} at {b_N[i]:.0f} and bin {i + 1} at {b_N[i + 1]:.0f}")
-    print(f"  3 weight below  2 - {x:.4f} = {1 - above:.4f}, the larger one, since this bin is nearer")
-    print(f"    weight above  {x:.4f} - 1 = {above:.4f}")
-    print("  4 label        ", rounded(label_N, 4))
-    print(f"  5 mean bin      {label_N[i]:.4f} x 1 + {label_N[i + 1]:.4f} x 2 = {mean:.4f}")
-    print(f"  6 symexp        exp({mean:.4f}) - 1 = {support.decode(label_N.log()):.4f}, which is y again")
-    swapped = symexp(above * b_N[i] + (1 - above) * b_N[i + 1])
-    print(f"  With the weights swapped, as equations 5 and 6 print them, y would be {swapped:.4f}.")
-    print("  HL-Gauss label of y:", rounded(support.hlgauss_labels(y), 4))
-
-    print("\nThe loss of an untrained critic and its gradient")
-    logits_N = torch.zeros(9, requires_grad=True)
-    loss = twohot_loss(logits_N, index, above)
-    loss.backward()
-    print(
-        f"  uniform logits decode to {support.decode(logits_N)}, loss {loss:.4f} = ln 9 = {math.log(9):.4f}"
-    )
-    print("  gradient", rounded(logits_N.grad, 4), "= 1/9 - label")
-
-    print("\nThe same relative error at three scales: the prediction is the two-hot label of 1.1 y,")
-    print("mixed with 1% of a uniform distribution over 128 bins")
+    print("The same relative error at three scales, with 128 bins: a prediction of 1.1 y instead of y")
     wide = BinSupport(bins=128)
-    for scale in (1.0, 100.0, 10_000.0):
-        prediction = (wide.twohot_labels(torch.tensor(1.1 * scale)) + 0.01 / 128).log()
-        ce = twohot_loss(prediction, *wide.encode(torch.tensor(scale)))
-        print(f"  y = {scale:>7g}: cross-entropy {ce:.3f}, squared error {(0.1 * scale) ** 2:g}")
+    for y in (1.0, 100.0, 10_000.0):
+        # Mixed with 1% of a uniform distribution: a label's zeros would make the cross-entropy infinite.
+        prediction = (wide.twohot_labels(torch.tensor(1.1 * y)) + 0.01 / 128).log()
+        ce = twohot_loss(prediction, *wide.encode(torch.tensor(y)))
+        print(f"  y = {y:>7g}: cross-entropy {ce:.3f}, squared error {(0.1 * y) ** 2:g}")

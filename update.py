@@ -10,7 +10,7 @@ r"""One gradient step, in the order of the paper.
 Why      each loss exists in two versions, independent of the scale of returns or dependent on it: four variants
 Paper    AMAGO-2 section 3, equations 1 to 4, Table 1, Figure 2
 Shapes   B windows of T steps and T+1 observations; S real steps of them, flattened in order of time; D state
-         width; A action; C critics; G discounts; N bins; K action samples
+         width; A action; C critics; G discounts; N bins; K action samples; P parameters that learn
 Notes    the host knows every shape and reads no result, so a GPU never waits: real steps are taken by index, and an
          update that is not finite is skipped on the device
 """

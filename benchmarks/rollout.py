@@ -14,6 +14,7 @@ Rows     env steps per second: the median over the repeats, and its ratio to the
 import argparse
 import contextlib
 import io
+import math
 import signal
 import sys
 import tempfile
@@ -30,6 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 import train
 from agent import Policy
+from runtime.run import Run
 
 # case -> benchmark, number of environments (None: the scale's), whether the plain loop runs, too
 CASES = {
@@ -49,21 +51,16 @@ def fresh_run(case: str, *flags: str):
     """A run of the program before its first step, without output, in a temporary folder."""
     env, num_envs, _ = CASES[case]
     flags += ("--num_envs", str(num_envs)) if num_envs else ()
-    root, silence = train.ROOT, io.StringIO()
-    with tempfile.TemporaryDirectory() as folder:
-        train.ROOT = Path(folder)
-        try:
-            with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
-                run = train.Run(train.parse(["--env", env, "--name", case, "--minutes", "None", *flags]))
-        finally:
-            train.ROOT = root
+    flags += ("--env", env, "--name", case, "--minutes", "None")
+    silence = io.StringIO()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        with contextlib.redirect_stdout(silence), contextlib.redirect_stderr(silence):
+            run = stack.enter_context(Run(train.parse(flags, Path(folder)), Path(folder)))
+            train.set_up(run)
         # Ctrl-C stops a benchmark at once: there is nothing to save.
         for number, handler in run.log.handlers.items():
             signal.signal(number, handler)
-        try:
-            yield run
-        finally:
-            run.close()
+        yield run
 
 
 class PlainLoop:
@@ -76,7 +73,7 @@ class PlainLoop:
         self.run, self.envs, count = run, run.envs.envs, run.config.num_envs
         seeds = range(run.config.seed, run.config.seed + count)
         self.policies = [Policy(run.agent, run.config, 1, seed, run.policy.greedy) for seed in seeds]
-        self.rollouts = [([obs], []) for obs in run.lanes.newest()["vector"]]  # observations, rewards
+        self.rollouts = [([obs], []) for obs in run.buffer.newest()["vector"]]  # observations, rewards
 
     def step(self) -> None:
         """Step each environment once."""
@@ -90,7 +87,7 @@ class PlainLoop:
             reward_T.append(reward)
             if terminated or truncated:
                 obs_TO = np.stack(obs_T)
-                action_T = obs_TO[1:, run.previous_action].argmax(-1)
+                action_T = train.actions_in(obs_TO, run.env, run.agent)
                 run.replay.add(obs_TO, action_T, np.array(reward_T), terminated, 0, info["task_id"])
                 self.rollouts[e] = ([env.reset()[0]], [])
                 policy.reset()
@@ -98,8 +95,9 @@ class PlainLoop:
 
 
 def step_of(run) -> None:
-    "Collect one step, as `train.main` does between two updates."
-    run.next_step()
+    "One turn of the loop in `train.train`, without what may be due in it."
+    run.owes_update(), run.is_over()
+    run.is_due("save", math.inf), run.is_due("evaluate", math.inf)
     train.collect(run)
 
 

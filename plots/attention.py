@@ -16,19 +16,18 @@ Notes    The weights are the model's own, through its own projections. Attention
 """
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
-from matplotlib.patheffects import withStroke
 from torch import Tensor
 
 from agent import Policy, TwoHotValue
 from evaluate import find_checkpoint, load
-from plots.style import LOOK, bin_map, bin_position, heat_map, save
+from plots.style import bin_map, bin_position, heat_map, save, styled
 from runtime.episode_buffer import parts
 from suites import nearest
 from twohot import BinSupport
@@ -73,19 +72,17 @@ def play(policy: Policy, env, task: str, seed: int = 0, most: int = MOST_STEPS) 
         obs, reward, terminated, _, info = env.step(policy(obs))
         seen.append(parts(obs))
         rewards.append(reward)
-    stacked = {name: torch.as_tensor(np.stack([obs[name] for obs in seen])) for name in seen[0]}
+    obs = {name: torch.as_tensor(np.stack([obs[name] for obs in seen])) for name in seen[0]}
+    start_T = obs["vector"][:-1, env.layout["attempt_start"]].squeeze(-1) > 0
     # An action is read from the next observation, which shows it as the previous one: with --store_executed
     # it is not always the one that the policy chose.
-    shown = stacked["vector"][1:, env.layout["previous_action"]]
-    return Rollout(
-        task,
-        {name: value[:-1] for name, value in stacked.items()},
-        shown.argmax(-1) if policy.agent.discrete else shown,
+    shown = obs["vector"][1:, env.layout["previous_action"]]
+    action = shown.argmax(-1) if policy.agent.discrete else shown
+    obs, reward_T = (
+        {name: part[:-1] for name, part in obs.items()},
         torch.tensor(rewards, dtype=torch.float32),
-        stacked["vector"][:-1, env.layout["attempt_start"]].squeeze(-1) > 0,
-        terminated,
-        info.get("return"),
     )
+    return Rollout(task, obs, action, reward_T, start_T, terminated, info.get("return"))
 
 
 @torch.no_grad()
@@ -127,11 +124,7 @@ def judge(agent, h_TD: Tensor, action: Tensor, seed: int = 0) -> Judgement:
         "Values (T, G) of one action in each state, the mean over critics."
         if twohot:
             return value.support.decode(value.critics(h_TD, action_TGA)).mean(0)
-        if agent.discrete:
-            raw_CTG = (value.critics(h_TD) * action_TGA).sum(-1)
-        else:
-            raw_CTG = value.critics(h_TD, action_TGA).squeeze(-1)
-        return agent.popart.denormalised(raw_CTG).mean(0)
+        return agent.popart.denormalised(value.raw(h_TD, action_TGA)).mean(0)
 
     if agent.discrete:
         one_hots = torch.eye(agent.action_dim, device=h_TD.device)
@@ -159,7 +152,7 @@ def discounted(reward_T: Tensor, gamma: float) -> Tensor:
 # -------------------------------------------------------------------------------------------- drawing
 
 
-@rc_context(LOOK)
+@styled
 def plot_attention(run: str, task: str | None = None, seed: int = 0, out: str | Path | None = None) -> Path:
     """Draw one rollout of the run (folder or checkpoint); returns the path of the picture.
 
@@ -172,73 +165,58 @@ def plot_attention(run: str, task: str | None = None, seed: int = 0, out: str | 
     path = find_checkpoint(run)
     policy = load(path, seed=seed)
     agent, config, env = policy.agent, policy.config, policy.make_env()
-    rollout = play(policy, env, task or env.tasks[0], seed)
-    env.close()
+    with closing(env):
+        rollout = play(policy, env, task or env.tasks[0], seed)
     with torch.no_grad():
         x_TI = agent.embed(rollout.obs["vector"], rollout.obs.get("image"))
     weights, h_TD = attend(agent.transformer, x_TI, config.context)
     judged = judge(agent, h_TD, rollout.action, seed)
     steps, starts = len(rollout.reward_T), rollout.start_T.nonzero().flatten().tolist()[1:]
-    others = [name for name in env.tasks if name != rollout.task]
-    hint = f" (others: --task {', '.join(others[:5])}{', ...' if len(others) > 5 else ''})" if others else ""
-    print(f"{rollout.task}, {steps} steps{hint}")
+    others = ", ".join(name for name in env.tasks if name != rollout.task)
+    print(f"{rollout.task}, {steps} steps" + (f" (others: --task {others})" if others else ""))
 
-    values = 1 if judged.bins_TGN is None else len(config.gammas)
-    rows, columns = -(-len(weights) // 2), 4 if len(weights) > 1 else 2
-    heights = (2.6 * rows + 0.3, 1.35 * (values + 2) + 0.5)
-    figure = Figure(figsize=(11.5, sum(heights) + 0.6))
-    upper, lower = figure.subfigures(2, 1, height_ratios=heights)
-    for layer, weight_HTT in enumerate(weights, 1):
-        left, right = (upper.add_subplot(rows, columns, 2 * layer - side) for side in (1, 0))
-        draw_weights(left, weight_HTT, starts, f"layer {layer}, mean of its heads")
-        share_HT = weight_by_age(weight_HTT)
-        draw_ages(right, share_HT, f"layer {layer}, head by head")
-        head, age = divmod(int(share_HT.argmax()), share_HT.shape[1])
-        share = share_HT[head, age]
-        print(f"layer {layer}: head {head + 1} gives {share:.2f} of its weight to the step {age} back")
-    axes = lower.subplots(values + 2, 1, sharex=True)
+    rows = 3 if judged.bins_TGN is None else len(config.gammas) + 2
+    figure = Figure(figsize=(11.5, 2.6 * len(weights) + 1.35 * rows + 1.4))
+    upper, lower = figure.subfigures(2, 1, height_ratios=(2 * len(weights), rows))
+    maps, ages = upper.subplots(len(weights), 2, squeeze=False, width_ratios=(2, 3)).T
+    for layer, (left, right, weight_HTT) in enumerate(zip(maps, ages, weights), 1):
+        draw_layer(left, right, weight_HTT, layer)
+    axes = lower.subplots(rows, 1, sharex=True)
     if judged.bins_TGN is None:
-        draw_values(axes[0], judged.value_TG / config.reward_scale, config.gammas)
+        axes[0].plot(np.arange(steps) + 0.5, judged.value_TG / config.reward_scale, label=config.gammas)
+        axes[0].set(title="value of the action taken, by discount", ylabel="value, return")
     else:
         for g, axis in enumerate(axes[:-2]):
             draw_bins(axis, rollout, judged, g, agent.value.support, config)
+        axes[0].set_title("probabilities of the critic's bins, for the action taken")
+    axes[0].legend(ncols=2, loc="lower left", frameon=True)
     draw_actions(axes[-2], axes[-1], rollout, judged.advantage_T / config.reward_scale)
-    for axis in axes:
-        for step in starts:
+    for step in starts:
+        for axis in (*maps, *axes):
             axis.axvline(step, color="black", linestyle=(0, (4, 2)), linewidth=0.9)
     axes[-1].set(xlim=(0, steps), xlabel="env step of the rollout")
-    title = f"{path.parent.name}: {rollout.task}, seed {seed}, "
-    title += f"the first {steps} steps" if rollout.total is None else f"return {rollout.total:.3f}"
-    figure.suptitle(title + ("; dashed: a new attempt begins" if starts else ""))
+    end = f"the first {steps} steps" if rollout.total is None else f"return {rollout.total:.3f}"
+    figure.suptitle(f"{path.parent.name}: {rollout.task}, seed {seed}, {end}; dashed: a new attempt begins")
     return save(figure, out or path.parent / "attention.png")
 
 
-def draw_weights(axis, weight_HTT: Tensor, starts: list[int], title: str) -> None:
-    """Heat map of a layer's weights (H, T, T), the mean over heads. Lines show where an attempt begins."""
-    weight_TT, edges = weight_HTT.mean(0).numpy(), np.arange(weight_HTT.shape[-1] + 1)
-    heat_map(axis, edges, edges, weight_TT, "weight", shrink=0.65, pad=0.02)
-    for step in starts:
-        for line in (axis.axvline(step), axis.axhline(step)):
-            line.set(color="C1", linestyle="--", linewidth=0.8)
-    axis.invert_yaxis()
-    axis.set_aspect("equal")
-    axis.set(title=title, ylabel="attending env step", xlabel="attended env step")
+def draw_layer(left, right, weight_HTT: Tensor, layer: int) -> None:
+    """A layer's weights (H, T, T): the mean over heads as a heat map; the age of the steps that each head attends to.
 
-
-def draw_ages(axis, share_HT: Tensor, title: str) -> None:
-    """The age of the steps that each head attends to: `weight_by_age` (H, T / 2).
-
-    Up to four times the age of the highest peak.
+    Ages are shown up to four times that of the highest peak. Prints the peak.
     """
-    peak = int(share_HT.argmax()) % share_HT.shape[1]
-    shown = min(share_HT.shape[1], max(16, 4 * peak + 1))
-    for head, share_T in enumerate(share_HT, 1):
-        marker = "o" if shown <= 60 else None
-        axis.plot(np.arange(shown), share_T[:shown], marker=marker, markersize=2, label=f"{head}")
-    axis.set_box_aspect(1)
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.set(title=title, ylabel="mean weight", xlabel="env steps back", ylim=(0, 1.02))
-    axis.legend(title="head", ncols=2)
+    edges = np.arange(weight_HTT.shape[-1] + 1)
+    heat_map(left, edges, edges, weight_HTT.mean(0).numpy(), "weight", pad=0.02)
+    left.set(title=f"layer {layer}, mean of its heads", aspect="equal", ylim=(edges[-1], 0))
+    left.set(ylabel="attending env step", xlabel="attended env step")
+    share_HT = weight_by_age(weight_HTT)
+    head, age = divmod(int(share_HT.argmax()), share_HT.shape[1])
+    share = share_HT[head, age]
+    print(f"layer {layer}: head {head + 1} gives {share:.2f} of its weight to the step {age} back")
+    right.plot(share_HT.T, marker=".", label=range(1, len(share_HT) + 1))
+    right.set(title=f"layer {layer}, head by head", xlim=(-0.5, max(16, 4 * age)), ylim=(0, 1.02))
+    right.set(ylabel="mean weight", xlabel="env steps back")
+    right.legend(title="head", ncols=2)
 
 
 def draw_bins(axis, rollout: Rollout, judged: Judgement, g: int, support: BinSupport, config) -> None:
@@ -252,44 +230,29 @@ def draw_bins(axis, rollout: Rollout, judged: Judgement, g: int, support: BinSup
         returns["discounted return"] = discounted(rollout.reward_T * scale, gamma)
     lines = {name: bin_position(support, return_T) for name, return_T in returns.items()}
     # Drawn are the bins that are likely in any step, and those that the lines pass through.
-    ends = [int(end.round()) for bin_T in lines.values() for end in bin_T.aminmax()]
-    used = [*np.flatnonzero(p_TN.max(0) > LEAST), *ends]
-    time_T, look = np.arange(len(p_TN) + 1), {"top": 1, "pad": 0.01, "fraction": 0.02}
-    bin_map(axis, time_T, p_TN, (min(used), max(used)), support, scale, "probability", **look)
-    border = withStroke(linewidth=2.6, foreground="white")  # keeps the lines visible on black
-    for name, bin_T in lines.items():
-        axis.plot(time_T[:-1] + 0.5, bin_T, label=name, path_effects=[border])
-    axis.set(ylim=(min(used) - 0.5, max(used) + 0.5), ylabel=f"return,\ndiscount {gamma:g}")
-    if g == 0:
-        axis.set_title("probabilities of the critic's bins, for the action taken")
-        axis.legend(ncols=2, loc="lower left", frameon=True)
-
-
-def draw_values(axis, value_TG: Tensor, gammas) -> None:
-    """A scalar critic's values (T, G), a line for each discount, in units of return."""
-    for value_T, gamma in zip(value_TG.T, gammas):
-        axis.plot(np.arange(len(value_T)) + 0.5, value_T, label=f"{gamma:g}")
-    axis.legend(title="discount", ncols=len(gammas), frameon=True)
-    axis.set(title="value of the action taken", ylabel="value, return")
+    used = [*np.flatnonzero(p_TN.max(0) > LEAST), *torch.cat(list(lines.values())).round().int()]
+    time_T = np.arange(len(p_TN) + 1)
+    bin_map(axis, time_T, p_TN, used, support, scale, "probability", pad=0.01, fraction=0.02)
+    # These two colours are visible on white and on black.
+    for (name, bin_T), color in zip(lines.items(), ("C1", "C6")):
+        axis.plot(time_T[:-1] + 0.5, bin_T, color=color, label=name)
+    axis.set_ylabel(f"return,\ndiscount {gamma:g}")
 
 
 def draw_actions(upper, lower, rollout: Rollout, advantage_T: Tensor) -> None:
     """The actions taken and, below, their advantages (T,): filled where the filter lets an action through."""
     time_T, passed_T = np.arange(len(advantage_T)) + 0.5, (advantage_T > 0).numpy()
-    dots = {"s": 9 if len(time_T) <= 200 else 3, "edgecolors": "C0", "linewidths": 0.7, "zorder": 3}
-    dots["facecolors"] = np.where(passed_T, "C0", "white")
+    dots = {"s": 6, "edgecolors": "C0", "facecolors": np.where(passed_T, "C0", "white"), "zorder": 3}
     if rollout.action.ndim == 1:
         upper.scatter(time_T, rollout.action, **dots)
         upper.yaxis.get_major_locator().set_params(integer=True)
-        upper.margins(y=0.2)
     else:
-        for a, action_T in enumerate(rollout.action.T):
-            upper.plot(time_T, action_T, linewidth=0.9, label=f"{a}")
+        upper.plot(time_T, rollout.action, linewidth=0.9, label=range(rollout.action.shape[1]))
         upper.legend(title="dimension", loc="center left", bbox_to_anchor=(1.0, 0.5))
-    upper.set(title="action taken", ylabel="action" if rollout.action.ndim == 1 else "action, -1 to 1")
+    upper.set(title="action taken", ylabel="action", ymargin=0.2)
     lower.axhline(0, color="0.6", linestyle="-", linewidth=0.8)
     lower.vlines(time_T, 0, advantage_T, color="0.75", linewidth=0.8)
     lower.scatter(time_T, advantage_T, **dots)
     passed = f"filled: above 0, passes the filter ({passed_T.sum()} of {len(time_T)})"
-    lower.set_title(f"advantage over the acting policy's expectation; {passed}")
-    lower.set_ylabel("advantage,\nreturn")
+    title = f"advantage over the acting policy's expectation; {passed}"
+    lower.set(title=title, ylabel="advantage,\nreturn")

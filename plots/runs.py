@@ -26,12 +26,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from plots.style import DASHES, LOOK, bin_map, bin_position, save
+from plots.style import DASHES, bin_map, bin_position, save, styled
 from suites import BENCHMARKS, task_family
 from suites.scores import load_bounds
 from twohot import BinSupport
@@ -41,10 +40,6 @@ MARKERS = "os^Dv<>P"
 NOT_A_CHOICE = ("seed", "name", "resume")
 # Bootstrap resamples behind an interval. Its ends are then known to 2% of its width.
 RESAMPLES = 2000
-# The logged shares of each task, and their titles.
-SHARES = {"states": "batch's states", "critic": "critic loss", "actor": "actor loss"}
-SHARES |= {"gradient": "gradient that reaches the states"}
-
 Log = dict[str, tuple[np.ndarray, np.ndarray]]
 
 
@@ -71,10 +66,7 @@ def read_run(folder: str | Path) -> tuple[Log, dict]:
         # A run in progress may have written half of its last line.
         rows = [json.loads(line) for line in lines if line.endswith("}")]
     if not rows:
-        raise ValueError(
-            f"no log at {folder} (a metrics.jsonl that is not empty, and a config.json): "
-            "give the folder of a run, for example runs/my_run"
-        )
+        raise ValueError(f"no log at {folder} (metrics.jsonl, config.json): give a folder like runs/my_run")
     log = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         found = [(row["step"], row[name]) for row in rows if name in row]
@@ -82,21 +74,18 @@ def read_run(folder: str | Path) -> tuple[Log, dict]:
     return log, json.loads((folder / "config.json").read_text())
 
 
-def differences(configs: list[dict], most: int = 4) -> str:
-    """How configurations differ: "variant (ind_ind, dep_dep), layers (2, 3)", and how many more fields."""
-    found = []
-    for field in dict.fromkeys(field for config in configs for field in config):
-        values = dict.fromkeys(str(config.get(field, "not given")) for config in configs)
-        if len(values) > 1:
-            found.append(f"{field} ({', '.join(values)})")
-    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+def differences(configs: list[dict]) -> str:
+    """How configurations differ: "variant (ind_ind, dep_dep), layers (2, 3)"."""
+    fields = dict.fromkeys(field for config in configs for field in config)
+    given = {field: dict.fromkeys(str(c.get(field, "not given")) for c in configs) for field in fields}
+    return ", ".join(f"{field} ({', '.join(values)})" for field, values in given.items() if len(values) > 1)
 
 
 def read_groups(folders: list[str]) -> list[Group]:
     """The runs in `folders`, those that differ in `NOT_A_CHOICE` alone together, in the order given.
 
     A group's label is the beginning that its runs' names share. ValueError, one line, for a run without log
-    or config.json, and for runs of different environments or without a task in common.
+    or config.json, and for runs without a task in common.
     """
     members = defaultdict(dict)
     for folder in map(Path, folders):
@@ -111,13 +100,8 @@ def read_groups(folders: list[str]) -> list[Group]:
             label = ", ".join(map(str, runs))
         label += f" ({len(runs)} runs)" if len(runs) > 1 else ""
         groups.append(Group(label, json.loads(config), list(runs.values())))
-    environments = dict.fromkeys(group.config["env"] for group in groups)
-    if len(environments) > 1:
-        raise ValueError(
-            f"these runs are of --env {' and '.join(environments)}: compare runs of the same --env"
-        )
     if not tasks_of([log for group in groups for log in group.logs]):
-        raise ValueError("these runs have no task in common: compare runs of the same --tasks")
+        raise ValueError("these runs have no task in common: compare runs of one --env and --tasks")
     return groups
 
 
@@ -146,13 +130,11 @@ def smooth(values: np.ndarray, window: int = 9) -> np.ndarray:
 def training_returns(logs: list[Log], tasks: list[str]) -> tuple[np.ndarray, np.ndarray]:
     """Returns while training, smoothed: 100 env steps (n,) that all runs have passed, values (R, K, n)."""
     runs = [[log[f"return/{task}"] for task in tasks] for log in logs]
-    first = max(steps[0] for run in runs for steps, _ in run)
-    last = min(steps[-1] for run in runs for steps, _ in run)
-    steps_n = np.linspace(min(first, last), last, 100)
+    starts, ends = zip(*((steps[0], steps[-1]) for run in runs for steps, _ in run))
+    steps_n = np.linspace(min(max(starts), min(ends)), min(ends), 100)
     # Every run logs at steps of its own, so values between two of its rows are interpolated.
-    return steps_n, np.array(
-        [[np.interp(steps_n, steps, smooth(values)) for steps, values in run] for run in runs]
-    )
+    values_RKn = [[np.interp(steps_n, steps, smooth(values)) for steps, values in run] for run in runs]
+    return steps_n, np.array(values_RKn)
 
 
 def evaluated_returns(logs: list[Log], tasks: list[str]) -> tuple[np.ndarray, np.ndarray] | None:
@@ -170,10 +152,9 @@ def evaluated_returns(logs: list[Log], tasks: list[str]) -> tuple[np.ndarray, np
 
 def normalised(values_RKn: np.ndarray, tasks: list[str], config: dict) -> np.ndarray:
     """Returns (R, K, n) of tasks with known bounds as scores: 0 a random policy, 1 the best known."""
-    bounds, attempts = load_bounds(config["env"]), config["attempts"]
+    bounds, free = load_bounds(config["env"]), BENCHMARKS[config["env"]].rules.free_attempts
     low, high = np.array([bounds[task] for task in tasks]).T[..., None]
-    free = BENCHMARKS[config["env"]].rules.free_attempts
-    counted = attempts - (attempts - 1 if free is None else free)
+    counted = 1 if free is None else config["attempts"] - free
     # score = (return - random) / (best - random), of one of the attempts that count
     return (values_RKn / counted - low) / (high - low)
 
@@ -189,79 +170,72 @@ def interquartile(score_RKn: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
     from scipy import stats  # here, because it is slow to import and not needed by a single curve
 
     iqm = lambda *samples, axis: stats.trim_mean(np.concatenate(samples, axis=axis), 0.25, axis=axis)
-    runs, tasks, _ = score_RKn.shape
-    if runs * tasks == 1:
+    if score_RKn.shape[:2] == (1, 1):
         return score_RKn[0, 0], *np.full((2, score_RKn.shape[-1]), np.nan)
-    samples = [score_RKn[:, k] for k in range(tasks)] if runs > 1 else [score_RKn[0]]
-    interval = stats.bootstrap(
-        samples, iqm, n_resamples=RESAMPLES, batch=200, vectorized=True, method="percentile", rng=0
-    ).confidence_interval
-    return iqm(*samples, axis=0), interval.low, interval.high
+    samples = list(score_RKn.swapaxes(0, 1)) if len(score_RKn) > 1 else [score_RKn[0]]
+    found = stats.bootstrap(samples, iqm, n_resamples=RESAMPLES, batch=200, method="percentile", rng=0)
+    return iqm(*samples, axis=0), *found.confidence_interval
 
 
 def task_shares(log: Log, kind: str, most: int = 8) -> Log:
     """The log's share/<kind>/<task> as a log {label: (env steps (n,), share (n,))} of at most `most` labels.
 
-    More than `most` tasks are added up by family. If there are too many families as well, all but the first
-    in the alphabet are added up as "all others", so that every panel has the same lines.
+    More than `most` tasks are added up by family, and of the families the first in the alphabet are taken, so
+    that every panel has the same lines.
     """
     tasks = matching(log, rf"(share/{kind}/(.+))")
-    if len(tasks) > most:
-        tasks = {name: task_family(task) for name, task in tasks.items()}
-    kept = sorted(set(tasks.values()))
-    if len(kept) > most:
-        kept = kept[: most - 1]
     # Added step by step, because a row lacks a task to which no state of its batches belonged.
     totals = defaultdict(lambda: defaultdict(float))
     for name, task in tasks.items():
+        label = task if len(tasks) <= most else task_family(task)
         for step, value in zip(*log[name]):
-            totals[task if task in kept else "all others"][step] += value
-    return {label: tuple(np.array(sorted(total.items())).T) for label, total in sorted(totals.items())}
+            totals[label][step] += value
+    return {label: tuple(np.array(sorted(totals[label].items())).T) for label in sorted(totals)[:most]}
 
 
 # ------------------------------------------------------------------------------------------------- one run
 
 
-@rc_context(LOOK)
+@styled
 def plot_run(folder: str | Path, out: str | Path | None = None) -> Path:
     """Draw the learning curves of the run in `folder`; returns the path of the picture (default curves.png)."""
     log, config = read_run(folder)
     actor, critic = config["variant"].split("_")
-    panels = [  # title, unit, and curves {name in the log: label}
-        (family, "return", {f"return/{task}": task.removeprefix(family) or task for task in tasks})
-        for family, tasks in groupby(tasks_of([log]), task_family)
-    ]
-    families = len(panels)
+    scores = [log[name] for name in matching(log, "(eval/score/(.+))")]
     means = {"score_mean": "normalised mean (0 random, 1 best)", "return_mean": "mean return"}
-    panels.append(("all tasks", "mean over tasks", means))
+    # Title, unit, log, and curves {name in the log: label}.
+    panels = [("all tasks", "mean over tasks", log, means)]
+    for family, tasks in groupby(tasks_of([log]), task_family):
+        returns = {f"return/{task}": task.removeprefix(family) or task for task in tasks}
+        panels.append((family, "return", log, returns))
     if success := matching(log, r"eval/(success (\d+)_mean)"):
-        panels.append(("success by attempt, evaluations", "share of rollouts", success))
-    unit = "nats" if critic == "ind" else "squared error (normalised)"
-    panels.append(("critic loss", unit, {"loss/critic": None}))
-    panels.append(("actor loss", "nats" if actor == "ind" else "-value (normalised)", {"loss/actor": None}))
-    passed = matching(log, "(filter/(.+))")
-    panels.append(("replayed actions that pass the filter, by discount", "share", passed))
-    # A single task has a share of 1 in everything.
-    shares = {kind: lines for kind in SHARES if len(lines := task_shares(log, kind)) > 1}
+        panels.append(("success by attempt, evaluations", "share of rollouts", log, success))
+    unit = {"ind": "nats"}
+    panels.append(("critic loss", unit.get(critic, "squared error (normalised)"), log, {"loss/critic": None}))
+    panels.append(("actor loss", unit.get(actor, "-value (normalised)"), log, {"loss/actor": None}))
+    panels.append(("actions that pass the filter, by discount", "share", log, matching(log, "(filter/(.+))")))
+    for kind in ("states", "critic", "actor", "gradient"):
+        shares = task_shares(log, kind)
+        if len(shares) > 1:  # a single task has a share of 1 in everything
+            panels.append((f"tasks' shares, {kind}", "share", shares, {task: task for task in shares}))
     # The last discount, with which the agent acts, and the first.
     discounts = list(matching(log, "(bins/(.+))"))
     bins = dict.fromkeys(discounts[-1:] + discounts[:1])
 
-    figure, axes = panel_grid(len(panels) + len(shares) + len(bins), columns=4, width=4, height=2.7)
-    scores = [log[name] for name in matching(log, "(eval/score/(.+))")]
-    if len(scores) > 1:
-        draw_interquartile(axes[families], scores)
-    free = iter(axes)
-    for (title, unit, curves), axis in zip(panels, free):
-        draw_curves(axis, log, curves)
+    figure, axes = panel_grid(len(panels) + len(bins))
+    for axis, (title, unit, source, curves) in zip(axes, panels):
+        draw_curves(axis, source, curves)
         axis.set(title=title, ylabel=unit)
+    if len(scores) > 1:
+        iqm_n, low_n, high_n = interquartile(np.array([[values for _, values in scores]]))
+        axes[0].plot(scores[0][0], iqm_n, "s", label="interquartile mean,\n95% interval over tasks")
+        axes[0].vlines(scores[0][0], low_n, high_n, color="0.5", linewidth=0.8)
     # All panels of shares have one y range, because a task's share is compared across them.
-    top = max((smooth(values).max() for lines in shares.values() for _, values in lines.values()), default=0)
-    for (kind, lines), axis in zip(shares.items(), free):
-        draw_curves(axis, lines, {label: label for label in lines})
-        title = f"tasks' shares of the {SHARES[kind]}"
-        axis.set(title=title, ylabel="share", ylim=(0, 1.4 * top))  # the legend needs the upper part
-    for name, axis in zip(bins, free):
+    shares = [axis for axis in axes if axis.get_title().startswith("tasks' shares")]
+    top = max((line.get_ydata().max() for axis in shares for line in axis.get_lines()), default=0)
+    for axis in shares:
+        axis.set_ylim(0, 1.4 * top)  # the legend needs the upper part
+    for name, axis in zip(bins, axes[len(panels) :]):
         draw_bins(axis, log, name, config)
     for axis in axes:
         if labels := axis.get_legend_handles_labels()[1]:
@@ -274,15 +248,13 @@ def matching(log: Log, pattern: str) -> dict[str, str]:
     return {match[1]: match[2] for name in log if (match := re.fullmatch(pattern, name))}
 
 
-def panel_grid(panels: int, columns: int, width: float, height: float) -> tuple[Figure, list]:
-    """A figure of so many panels over env steps, in up to `columns` of them, each `width` by `height` inches."""
-    columns = min(columns, panels)
-    rows = -(-panels // columns)
-    figure = Figure(figsize=(width * columns, height * rows))
+def panel_grid(panels: int) -> tuple[Figure, list]:
+    """A figure of so many panels over env steps, in up to four columns."""
+    rows, columns = -(-panels // 4), min(4, panels)
+    figure = Figure(figsize=(4 * columns, 2.6 * rows + 0.9))
     axes = [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
     for axis in axes:
         axis.xaxis.set_major_formatter(EngFormatter())
-    for axis in axes[-columns:]:
         axis.set_xlabel("env steps")
     return figure, axes
 
@@ -292,20 +264,10 @@ def draw_curves(axis, log: Log, curves: dict[str, str | None]) -> None:
     for name, label in curves.items():
         color = None
         if name in log:
-            steps, values = log[name]
-            (line,) = axis.plot(steps, smooth(values), label=label)
+            (line,) = axis.plot(log[name][0], smooth(log[name][1]), label=label)
             color, label = line.get_color(), None
         if f"eval/{name}" in log:
             axis.plot(*log[f"eval/{name}"], "o", color=color, label=label)
-
-
-def draw_interquartile(axis, scores: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """The interquartile mean over tasks, each a curve of scores, with its 95% interval."""
-    iqm_n, low_n, high_n = interquartile(np.array([[values for _, values in scores]]))
-    steps, label = scores[0][0], "interquartile mean,\n95% interval over tasks"
-    axis.plot(steps, iqm_n, color="C3", linestyle="-", marker="s", label=label)
-    axis.vlines(steps, low_n, high_n, color="C3", linewidth=0.8)
-    axis.margins(y=0.3)  # room for the legend
 
 
 def draw_bins(axis, log: Log, name: str, config: dict) -> None:
@@ -314,22 +276,19 @@ def draw_bins(axis, log: Log, name: str, config: dict) -> None:
     The log's `name` has shares (n, N) that sum to 1 over bins. Source: paper, Figure 7 (centre).
     """
     steps, share_nN = log[name]
-    low, high = np.flatnonzero(share_nN.max(0) > 0)[[0, -1]]
     support = BinSupport(*(config[field] for field in ("bins", "bin_low", "bin_high", "symlog")))
+    zero = bin_position(support, torch.tensor(0.0)).item()
+    shown, scale = [*np.flatnonzero(share_nN.max(0) > 0), round(zero)], config["reward_scale"]
     # A row covers the env steps since the row before it.
-    bin_map(
-        axis, [0, *steps], share_nN, (low, high), support, config["reward_scale"], "share of states", pad=0.02
-    )
-    zero = bin_position(support, torch.tensor(0.0))
-    if low <= zero <= high:
-        axis.axhline(zero, color="C1", linestyle="--", linewidth=0.8, label="return 0")
+    bin_map(axis, [0, *steps], share_nN, shown, support, scale, "share of states", pad=0.02)
+    axis.axhline(zero, color="C1", linestyle="--", linewidth=0.8, label="return 0")
     axis.set(title=f"most likely bin, discount {name.removeprefix('bins/')}", ylabel="return")
 
 
 # -------------------------------------------------------------------------------------------- several runs
 
 
-@rc_context(LOOK)
+@styled
 def plot_groups(folders: list[str], out: str | Path | None = None, one_group: bool = False) -> Path:
     """Draw several runs, all tasks together and task by task; returns the path of the picture.
 
@@ -340,27 +299,22 @@ def plot_groups(folders: list[str], out: str | Path | None = None, one_group: bo
     groups = read_groups(folders)
     different = differences([group.config for group in groups])
     if one_group and different:
-        raise ValueError(
-            f"these runs are not seeds of one configuration, but differ in {different}. "
-            f"To draw them side by side type: python plot.py compare {' '.join(folders)}"
-        )
+        hint = f"to draw them side by side type: python plot.py compare {' '.join(folders)}"
+        raise ValueError(f"these runs are not seeds of one configuration, they differ in {different}: {hint}")
     tasks = tasks_of([log for group in groups for log in group.logs])
-    scored = all(task in load_bounds(groups[0].config["env"]) for task in tasks)
-    columns = min(7, max(2, round((1.5 * (1 + len(tasks))) ** 0.5)))
-    figure, axes = panel_grid(1 + len(tasks), columns, width=max(2.6, 7 / columns), height=2.3)
-    figure.set_figheight(figure.get_figheight() + 0.9)  # title and legend
+    scored = all(set(tasks) <= set(load_bounds(group.config["env"])) for group in groups)
+    figure, axes = panel_grid(1 + len(tasks))
     for g, group in enumerate(groups):
         draw_group(axes, group, tasks, scored, g)
     for axis, title in zip(axes, [f"interquartile mean, tasks: {len(tasks)}", *tasks]):
-        axis.set_title(title)
+        axis.set(title=title, ylabel="return")
     axes[0].set_ylabel("score (0 random, 1 best)" if scored else "return, not normalised")
-    axes[1].set_ylabel("return")
     title = f"different: {different}" if different else groups[0].label
     figure.suptitle(
         f"{textwrap.fill(title, 100)}\nlines: while training, with exploration noise; markers: evaluations without\n"
         "first panel: 95% bootstrap interval over runs (of a single run: over tasks); others: mean and range"
     )
-    figure.legend(loc="outside lower center", ncols=min(3, len(groups)), fontsize=7)
+    figure.legend(loc="outside lower center", ncols=3)
     name = common_name(folders) or "seeds" if one_group else "compare"
     return save(figure, out or Path(folders[0]).parent / f"{name}.png")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
 
-from plots.style import LOOK, save
+from plots.style import save, styled
 from twohot import BinSupport, cross_entropy, twohot_loss
 
 # Bins, lower limit, upper limit, symlog, HL-Gauss labels. The text of the paper does not say how many bins
@@ -71,7 +71,7 @@ def scale_losses(target_Y: np.ndarray, error_E: np.ndarray) -> dict[str, np.ndar
     return losses
 
 
-@rc_context(LOOK)
+@styled
 def plot_scale(out: str | Path | None = None) -> Path:
     """Draw `scale_losses`, one panel a loss; returns the path of the picture (default figures/scale.png).
 
@@ -79,32 +79,25 @@ def plot_scale(out: str | Path | None = None) -> Path:
     when the prediction is half the target. Symlog is linear near 0: the lines of targets from 100 on lie on
     one another, those of 10 and 1 increasingly below. Source: paper, Figures 3 and 12.
     """
-    # The axis shows relative errors at the places of their log ratios: -50% and +100% lie mirrored.
-    error_E = 2 ** np.linspace(-1, 1, 201) - 1
+    error_E = np.linspace(-0.5, 1, 201)
     figure = Figure(figsize=(11.5, 7))
     axes = figure.subplots(2, 3)
     for axis, (name, loss_YE) in zip(axes.flat, scale_losses(TARGETS, error_E).items()):
         for target, loss_E in zip(TARGETS, loss_YE):
             # A loss of 0 has no place on a log axis.
-            axis.plot(np.log1p(error_E), np.where(loss_E > 0, loss_E, np.nan), label=f"{target:,.0f}")
+            axis.plot(error_E, np.where(loss_E > 0, loss_E, np.nan), label=f"{target:,.0f}")
         ratio = loss_YE[-1, 0] / loss_YE[0, 0]  # the first error is -0.5
         print(f"{name}: loss of target {TARGETS[-1]:,.0f} / loss of target {TARGETS[0]:g} = {ratio:.3g}")
-        factor = f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}"
-        axis.set_title(f"{name}\nlargest / smallest target at -50%: {factor} times")
-        axis.set_yscale("log")
-        axis.set_ylabel("squared units of return")
+        axis.set_title(f"{name}\nlargest / smallest target at -50%: {ratio:,.1f} times")
+        axis.set(yscale="log", ylabel="squared units of return")
         if name in CLASSIFIERS:  # one y range, so that their heights compare
             axis.set(ylim=(0.5, 35), ylabel="nats")
-            axis.set_yticks([0.5, 1, 2, 5, 10, 20], ["0.5", "1", "2", "5", "10", "20"])
-            axis.minorticks_off()
-        ticks = [-0.5, -0.4, -0.2, 0, 0.25, 0.5, 1]
-        axis.set_xticks(np.log1p(ticks), [f"{100 * t:+.0f}%" if t else "0" for t in ticks])
+        axis.xaxis.set_major_formatter(PercentFormatter(1))
     axes[0, 1].legend(title="target", loc="upper center")
-    figure.supxlabel("relative error of the prediction (log ratio)")
+    figure.supxlabel("relative error of the prediction")
     figure.suptitle(
         "Critic loss against relative error, for targets over four orders of magnitude\n"
-        "Classifiers predict a Gaussian of 0.75 bins around the predicted value, with at least 1e-12 in each "
-        "bin (27.6 nats)\nLimits: wide ±100,000; tuned -100 to 15,000, where predictions are clipped. Log axes"
+        "Classifiers predict a Gaussian of 0.75 bins. Limits: wide ±100,000; tuned -100 to 15,000, which clip"
     )
     return save(figure, out or "figures/scale.png")
 
@@ -113,19 +106,17 @@ def plot_scale(out: str | Path | None = None) -> Path:
 
 
 def read_table(path: Path, numbers: tuple[str, ...]) -> list[dict]:
-    """Rows of a csv file of runs as dicts, `numbers` as floats; ValueError, one line, for another file."""
-    if not path.exists():
-        raise ValueError(f"no results at {path}: to make results/scales.csv type: make scales")
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    """Rows of a csv file of runs as dicts, `numbers` as floats; ValueError, one line, if there is no such table."""
     try:
-        table = [{name: r[name] for name in KEYS} | {name: float(r[name]) for name in numbers} for r in rows]
-    except (KeyError, TypeError, ValueError):
-        table = []
-    if not table:
+        with path.open(newline="") as file:
+            table = csv.DictReader(file)
+            rows = [{k: row[k] for k in KEYS} | {n: float(row[n]) for n in numbers} for row in table]
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        rows = []
+    if not rows:
         columns = f"{', '.join(KEYS)}, and numbers in {', '.join(numbers)}"
-        raise ValueError(f"{path} must have rows with the columns {columns}: to make it type: make scales")
-    return table
+        raise ValueError(f"{path} must be a table with the columns {columns}: to make it type: make scales")
+    return rows
 
 
 def over_seeds(rows: list[dict], column: str, **where) -> tuple[float, float, float]:
@@ -143,16 +134,12 @@ def over_seeds(rows: list[dict], column: str, **where) -> tuple[float, float, fl
 
 def draw_returns(axis, rows: list[dict], title: str, **where) -> None:
     """Normalised return by variant: mean and range over seeds, rescaled rewards filled, control hollow."""
-    for scaled, shift, marker, face, label in (
-        (0, -0.12, "s", "white", "rewards as they are"),
-        (1, 0.12, "o", "C0", "rescaled"),
-    ):
-        place_V = np.arange(len(VARIANTS)) + shift
-        mean_V, low_V, high_V = np.transpose(
-            [over_seeds(rows, "normalised", variant=variant, scaled=scaled, **where) for variant in VARIANTS]
-        )
+    for scaled, (fill, label) in enumerate((("none", "rewards as they are"), ("full", "rescaled"))):
+        place_V = np.arange(len(VARIANTS)) + 0.24 * (scaled - 0.5)
+        seeds = [over_seeds(rows, "normalised", variant=name, scaled=scaled, **where) for name in VARIANTS]
+        mean_V, low_V, high_V = np.transpose(seeds)
         axis.vlines(place_V, low_V, high_V)
-        axis.plot(place_V, mean_V, marker, color="C0", markerfacecolor=face, markersize=6, label=label)
+        axis.plot(place_V, mean_V, "oC0", fillstyle=fill, markersize=6, label=label)
     axis.hlines([0, 1], -0.5, len(VARIANTS) - 0.5, color="0.8", linewidth=0.8, zorder=0)
     axis.set_xticks(range(len(VARIANTS)), [variant.replace("_", " /\n") for variant in VARIANTS])
     axis.set_title(title)
@@ -163,19 +150,19 @@ def draw_shares(axis, rows: list[dict], tasks: list[str], variant: str) -> None:
     diamond = {"color": "black", "markerfacecolor": "white", "markersize": 4, "zorder": 3}
     for k, (kind, look) in enumerate(SHARES.items()):
         place_K = np.arange(len(tasks)) + 0.2 * (k - 1.5)
-        control_K, (mean_K, low_K, high_K) = (
-            np.transpose([over_seeds(rows, kind, variant=variant, scaled=s, task=task) for task in tasks])
-            for s in (0, 1)
+        control, rescaled = (
+            [over_seeds(rows, kind, variant=variant, scaled=s, task=task) for task in tasks] for s in (0, 1)
         )
+        mean_K, low_K, high_K = np.transpose(rescaled)
         axis.bar(place_K, mean_K, 0.2, edgecolor="black", linewidth=0.6, **look)
         axis.vlines(place_K, low_K, high_K, color="black", linewidth=1)
-        axis.plot(place_K, control_K[0], "D", **diamond)
+        axis.plot(place_K, [mean for mean, *_ in control], "D", **diamond)
     axis.plot([], [], "D", **diamond, label="the same, rewards as they are")
     axis.set_xticks(range(len(tasks)), tasks, fontsize=6, rotation=20, ha="right")
     axis.set_title(variant.replace("_", " / "))
 
 
-@rc_context(LOOK)
+@styled
 def plot_scales(path: str | Path = "results/scales.csv", out: str | Path | None = None) -> Path:
     """Draw the comparison under rescaled rewards; returns the path of the picture.
 

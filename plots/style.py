@@ -1,7 +1,7 @@
 r"""The look that all figures share.
 
-What     `LOOK`: sizes, lines and colours, put before each function that draws a figure as `@rc_context(LOOK)`;
-         heat maps, bins labelled with returns, and the file that a figure is written to
+What     `LOOK`: sizes, lines and colours. `@styled` before a function that draws a figure gives it that look.
+         Heat maps, bins labelled with returns, and the file that a figure is written to
 Why      one place decides how figures look, and importing it changes no other figure of the same process
 Paper    none. Colours: Wong 2011, "Points of view: Color blindness"
 Shapes   N bins; a heat map has the shape of its picture, rows first
@@ -10,61 +10,51 @@ Shapes   N bins; a heat map has the shape of its picture, rows first
 from pathlib import Path
 
 import numpy as np
-from matplotlib import cycler
+from matplotlib import cycler, rc_context
 from matplotlib.colors import PowerNorm
 from torch import Tensor
 
 from twohot import BinSupport, symexp
 
 # Lines differ in colour and in dash, so that a greyscale print still tells them apart.
-STYLES = [("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", ":"), ("#555555", "-.")]
-STYLES += [("#cc79a7", (0, (6, 1, 1, 1, 1, 1))), ("#e69f00", (0, (3, 1))), ("#56b4e9", (0, (8, 3)))]
-STYLES += [("#000000", (0, (1, 2)))]
-COLORS, DASHES = zip(*STYLES)
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#555555", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (8, 3)), (0, (1, 2)))
 
 LOOK = {
     # Each line of a panel takes the next style. "C0" to "C7" are the same colours.
     "axes.prop_cycle": cycler(color=COLORS, linestyle=DASHES),
     "lines.linewidth": 1.2,
     "lines.markersize": 3,
-    "axes.titlesize": 9,
-    "axes.labelsize": 8,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
+    "font.size": 7.5,  # titles are larger, in proportion
     "legend.fontsize": 6.5,
-    "legend.title_fontsize": 6.5,
     "legend.frameon": False,
-    "figure.titlesize": 9,
-    "figure.labelsize": 9,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 110,
 }
+styled = rc_context(LOOK)
 
 
-def heat_map(axis, x, y, values: np.ndarray, unit: str, top: float | None = None, **place) -> None:
+def heat_map(axis, x, y, values: np.ndarray, unit: str, **place) -> None:
     """Values (rows, columns) in shades of grey between the edges `y` (rows + 1) and `x` (columns + 1).
 
-    White is 0, black is `top` (default: the largest value). A colour bar with the `unit` goes beside the
+    White is 0, black is 1. A colour bar with the `unit` goes beside the
     axis; `place` is passed on to Matplotlib's `colorbar`.
     """
     # Shades follow the square root of the value, so that a hundredth of the darkest is still visible.
-    norm = PowerNorm(0.5, vmin=0, vmax=top or values.max())
-    mesh = axis.pcolormesh(x, y, values, cmap="Greys", norm=norm)
+    mesh = axis.pcolormesh(x, y, values, cmap="Greys", norm=PowerNorm(0.5, vmin=0, vmax=1))
     axis.figure.colorbar(mesh, ax=axis, label=unit, **place)
 
 
-def bin_map(
-    axis, x, p_TN: np.ndarray, shown: tuple[int, int], support, reward_scale: float, unit: str, **look
-):
+def bin_map(axis, x, p_TN: np.ndarray, shown, support, reward_scale: float, unit: str, **look) -> None:
     """Heat map of the shares or probabilities (T, N) of bins, from the first to the last bin of `shown`.
 
     `x` (T + 1) are the edges in time. Bins are labelled with the returns that they stand for in the
     environment: their values, divided by the `reward_scale` of training. For `look` see `heat_map`.
     """
-    low, high = shown
-    heat_map(axis, x, np.arange(low, high + 2) - 0.5, p_TN[:, low : high + 1].T, unit, **look)
+    bins = np.arange(min(shown), max(shown) + 1)
+    heat_map(axis, x, np.arange(bins[0], bins[-1] + 2) - 0.5, p_TN[:, bins].T, unit, **look)
     returns_N = (symexp(support.bins_N) if support.use_symlog else support.bins_N) / reward_scale
-    ticks = np.arange(low, high + 1, max(1, -(-(high + 1 - low) // 8)))
+    ticks = bins[:: -(-len(bins) // 8)]
     axis.set_yticks(ticks, [f"{returns_N[i]:.2g}" for i in ticks])
 
 

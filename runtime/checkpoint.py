@@ -19,7 +19,7 @@ Notes    A simulator cannot be saved as plain data. Instead, its rollout's seeds
 
 import dataclasses
 import hashlib
-import json
+import io
 import os
 import pickle
 import random
@@ -32,34 +32,33 @@ import torch
 from torch import Tensor
 
 from runtime import distributed
+from runtime.episode_buffer import parts
 
 MAGIC = b"AMAGO2CK"
 TRAILER = hashlib.sha256().digest_size + len(MAGIC)  # bytes
 
 
 class CheckpointError(Exception):
-    """A checkpoint is missing, damaged or of another configuration: one line that also says what to do."""
+    """A checkpoint is missing or damaged, or its weights do not fit: one line that also says what to do."""
 
 
 # --------------------------------------------------------------------------------------------- files
 
 
-class _HashedFile:
-    "Hashes everything that is written to a file, so that it need not be read again or held in memory."
+class _HashedFile(io.BufferedWriter):
+    "A file that hashes everything that is written to it, so that it need not be held in memory."
 
-    def __init__(self, file):
-        self.file, self.hash, self.error = file, hashlib.sha256(), None
+    def __init__(self, path: Path):
+        super().__init__(io.FileIO(path, "w"))
+        self.hash, self.error = hashlib.sha256(), None
 
     def write(self, data) -> int:
         self.hash.update(data)
         try:
-            return self.file.write(data)
+            return super().write(data)
         except OSError as error:
             self.error = error  # torch.save raises an error of its own afterwards
             raise
-
-    def flush(self) -> None:
-        self.file.flush()
 
 
 def save(path, state: dict, previous=None) -> str:
@@ -76,19 +75,19 @@ def save(path, state: dict, previous=None) -> str:
     # same, so the next save overwrites the leftover of a killed process.
     temporary = path.with_name(path.name + ".writing")
     try:
-        with open(temporary, "wb") as file:
-            hashed = _HashedFile(file)
+        with _HashedFile(temporary) as file:
             try:
-                torch.save(state, hashed)
+                torch.save(state, file)
             except RuntimeError as error:
-                raise hashed.error or error from error
-            file.write(hashed.hash.digest() + MAGIC)
+                raise file.error or error from error
+            digest = file.hash.digest()
+            file.write(digest + MAGIC)
             file.flush()
             # The data must be on the disk before the name is: otherwise a power cut after the rename could
             # leave the new name without its data, and the old data gone.
             os.fsync(file.fileno())
         with open(temporary, "rb") as file:
-            if _digest(file, os.path.getsize(temporary) - TRAILER) != hashed.hash.digest():
+            if _digest(file) != digest:
                 raise OSError(f"{temporary} does not read back as it was written: is the disk failing?")
         if previous is not None and path.exists():
             os.replace(path, previous)  # until the next line, `previous` is the only checkpoint
@@ -96,13 +95,13 @@ def save(path, state: dict, previous=None) -> str:
     except BaseException:  # Ctrl-C too: a half-written file would only take up space
         temporary.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # a rename changes the folder, which has to reach the disk as well
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    return hashed.hash.hexdigest()
+    # A rename changes the folder, which has to reach the disk as well.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return digest.hex()
 
 
 def load(path, sha256: str | None = None, keys: tuple[str, ...] = ()) -> dict:
@@ -117,16 +116,13 @@ def load(path, sha256: str | None = None, keys: tuple[str, ...] = ()) -> dict:
     with open(path, "rb") as file:
         # The checksum comes before any parsing: damaged data could cause any error, or, if only a bit of a
         # weight has changed, none at all.
-        size = file.seek(0, os.SEEK_END) - TRAILER
-        file.seek(max(size, 0))
-        trailer = file.read()
-        file.seek(0)
-        if size < 0 or not trailer.endswith(MAGIC) or trailer[: -len(MAGIC)] != _digest(file, size):
+        digest = _digest(file)
+        if file.read() != digest + MAGIC:
             raise CheckpointError(
                 f"{path} is damaged (cut short, or changed since it was written) or no checkpoint of this "
                 "program: take another checkpoint of that run, or a backup of this one"
             )
-        if sha256 not in (None, trailer[: -len(MAGIC)].hex()):
+        if sha256 not in (None, digest.hex()):
             raise CheckpointError(f"{path} is not the file that the checkpoint was saved with")
         file.seek(0)
         try:
@@ -143,12 +139,12 @@ def load(path, sha256: str | None = None, keys: tuple[str, ...] = ()) -> dict:
     return state
 
 
-def _digest(file, size: int) -> bytes:
-    "SHA-256 of the next `size` bytes, read a piece at a time."
-    sha = hashlib.sha256()
-    while size and (piece := file.read(min(size, 1 << 20))):
+def _digest(file) -> bytes:
+    "SHA-256 of a file's content, read a piece at a time as far as the trailer."
+    sha, left = hashlib.sha256(), max(0, os.fstat(file.fileno()).st_size - TRAILER)
+    while piece := file.read(min(left, 1 << 20)):
         sha.update(piece)
-        size -= len(piece)
+        left -= len(piece)
     return sha.digest()
 
 
@@ -173,14 +169,6 @@ def load_part(folder, part: dict) -> dict:
     return load(path, part["sha256"])
 
 
-def remove_others(folder, parts: list[dict]) -> None:
-    """Delete all files of a folder but those of `parts`, among them leftovers of killed processes."""
-    keep = {part["file"] for part in parts}
-    for path in Path(folder).glob("*.pt*"):
-        if path.name not in keep:
-            path.unlink(missing_ok=True)
-
-
 def fill(model, state_dict: dict[str, Tensor]) -> None:
     """Call `model.load_state_dict(state_dict)`; CheckpointError, one line, if names or sizes differ."""
     try:
@@ -200,7 +188,7 @@ def rng_state() -> dict:
         # `torch.load` accepts tensors as plain data, but no arrays.
         "numpy": (name, torch.from_numpy(key), *rest),
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state_all(),
     }
 
 
@@ -210,8 +198,7 @@ def set_rng_state(state: dict) -> None:
     name, key, *rest = state["numpy"]
     np.random.set_state((name, key.numpy(), *rest))
     torch.set_rng_state(state["torch"])
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    for device, device_state in enumerate(state["cuda"][:here]):
+    for device, device_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(device_state, device)
 
 
@@ -229,26 +216,18 @@ def clean_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def check_compatible(saved_config: dict, config: dict, fields) -> None:
-    """Raise CheckpointError, one line with both values, if the configurations differ in one of `fields`."""
-    # Compared as JSON, which has no tuples: a configuration that was read from a file has lists in their place.
-    differing = [
-        f"{name} was {saved_config.get(name)!r} and is now {config.get(name)!r}"
-        for name in fields
-        if json.dumps(saved_config.get(name)) != json.dumps(config.get(name))
-    ]
+    """Raise ValueError, one line with both values, if the configurations differ in one of `fields`."""
+    was, now = ({name: values.get(name) for name in fields} for values in (saved_config, config))
+    differing = "; ".join(f"{n} was {was[n]!r} and is now {now[n]!r}" for n in fields if was[n] != now[n])
     if differing:
-        raise CheckpointError(
-            f"the checkpoint is from another configuration: {'; '.join(differing)}. "
-            "Leave these as they were, or start a new run under another --name"
-        )
+        advice = "Leave these as they were, or start a new run under another --name"
+        raise ValueError(f"the checkpoint is from another configuration: {differing}. {advice}")
 
 
 # ------------------------------------------------------------------------------------- saving a run
 
 KEYS = ("config", "agent", "optimizer", "schedule", "counters", "log", "processes")  # of checkpoint.pt
-PART = (
-    500  # the most segments in one file of the replay: each file's content is copied in memory to be written
-)
+PART = 500  # the most segments in one file of the replay: their content is copied in memory to be written
 # Fields that decide the shapes of weights or their meaning: a checkpoint fits only where they agree.
 MODEL_FIELDS = (
     *("env", "tasks", "attempts", "store_executed", "clip_rewards", "variant", "gammas"),
@@ -268,14 +247,16 @@ def save_run(run) -> None:
         state = run.weights() | {"log": log, "processes": processes}
         state |= {"optimizer": run.optimizer.state_dict(), "schedule": run.schedule.state_dict()}
         save(run.folder / "checkpoint.pt", state, previous=run.folder / "previous.pt")
-        now = _parts_of(processes)
-        remove_others(run.folder / "parts", now + run.parts_before)
-        run.parts_before = now
+        files = _files_of(processes)
+        for path in (run.folder / "parts").glob("*.pt*"):  # among them leftovers of killed processes
+            if path.name not in files | run.files_before:
+                path.unlink(missing_ok=True)
+        run.files_before = files
 
 
-def _parts_of(processes: list[dict]) -> list[dict]:
-    "Entries of all files that a checkpoint names."
-    return [part for own in processes for part in (own["state"], *own["replay"])]
+def _files_of(processes: list[dict]) -> set[str]:
+    "Names of all files that a checkpoint refers to."
+    return {part["file"] for own in processes for part in (own["state"], *own["replay"])}
 
 
 def _save_own(run) -> dict:
@@ -307,25 +288,27 @@ def restore_run(run) -> tuple[dict | None, dict]:
     """Restore weights, optimizer, counters and replay, before the run has a log and environments.
 
     Returns this process's own state for `continue_run` (None: episodes in progress restart), and the log's
-    arguments. Raises CheckpointError if no checkpoint can be read or it is of another configuration,
-    ValueError for another number of processes.
+    arguments. Raises CheckpointError if no checkpoint can be read, ValueError if it is of another configuration or
+    another number of processes.
     """
     newest, previous = run.folder / "checkpoint.pt", run.folder / "previous.pt"
-    paths, error = [path for path in (newest, previous) if path.exists()], None
+    paths = [path for path in (newest, previous) if path.exists()]
     if not paths:
         print(f"runs/{run.config.name} has no checkpoint yet: starting from its beginning")
         return None, {"resume": (0, -1)}
     for path in paths:
-        if error:
-            print(f"{error}. Resuming from the checkpoint before it, {path}")
-        state, error = _on_all_processes(load, path, keys=KEYS)
-        if not error:
-            _check_run(run, state, path)
-            own, error = _on_all_processes(_load_own, run, state)
+        error = None
+        try:
+            state, own = _read(run, path)
+        except CheckpointError as caught:
+            error = caught
+        # All processes resume from the same checkpoint: where one cannot read it, no other takes it.
+        error = next(filter(None, distributed.all_gather(error)), None)
         if not error:
             break
-    else:
-        raise error
+        if path == paths[-1]:
+            raise error
+        print(f"{error}. Resuming from the checkpoint before it, {previous}")
     if path == previous and not distributed.rank():
         os.replace(previous, newest)  # the damaged file must not become the next previous.pt
     fill(run.agent, state["agent"])
@@ -341,16 +324,6 @@ def restore_run(run) -> tuple[dict | None, dict]:
         print(f"{', '.join(changed)} changed: episodes in progress restart")
     log = {"resume": (state["log"]["bytes"], run.steps), "earlier_minutes": state["log"]["minutes"]}
     return None if changed else own, log
-
-
-def _on_all_processes(read, *arguments, **more) -> tuple:
-    "(result of `read`, None), or (None or a result, error): a CheckpointError in one process is one in all."
-    result = error = None
-    try:
-        result = read(*arguments, **more)
-    except CheckpointError as caught:
-        error = caught
-    return result, next((e for e in distributed.all_gather(error) if e is not None), None)
 
 
 def _check_run(run, state: dict, path) -> None:
@@ -370,18 +343,19 @@ def _check_run(run, state: dict, path) -> None:
         )
 
 
-def _load_own(run, state: dict) -> dict:
-    "This process's own state; its segments go into the replay, one file at a time."
+def _read(run, path: Path) -> tuple[dict, dict]:
+    "A checkpoint, and this process's own state in it. Its segments go into the replay, one file at a time."
+    state = load(path, keys=KEYS)
+    _check_run(run, state, path)
     folder, mine = run.folder / "parts", state["processes"][distributed.rank()]
     own = load_part(folder, mine["state"])
     run.replay.load_state_dict(own["replay"], (load_part(folder, part) for part in mine["replay"]))
-    run.replay_parts, run.parts_before = mine["replay"], _parts_of(state["processes"])
-    return own
+    run.replay_parts, run.files_before = mine["replay"], _files_of(state["processes"])
+    return state, own
 
 
 def continue_run(run, own: dict) -> None:
     """Restore this process's own state: environments step again through the seeds and actions of their rollouts."""
-    parts = lambda obs: obs if isinstance(obs, dict) else {"vector": obs}
     run.buffer.load_state_dict(own["episodes"])
     run.policy.load_state_dict(own["policy"])
     on_device = lambda metrics: {name: value.to(run.device) for name, value in metrics.items()}

@@ -1,11 +1,11 @@
 r"""Several processes that train one agent together, each with its own environments and replay.
 
-What     the group of processes; means of gradients and statistics over it; results of the first process for all
-         others; objects collected from all
+What     the group of processes; the mean of a tensor over it; results of the first process for all others;
+         objects collected from all
 Why      a second GPU costs one word on the command line: torchrun starts the program once for each process
 Paper    none
 Notes    DistributedDataParallel averages gradients during one backward pass. Our update makes one backward pass for
-         each chunk of states, so it averages the finished gradients here, in one message.
+         each chunk of states, so it averages the finished gradients, in one message.
          With one process, every function here returns at once, and torch.distributed is not started.
 Copy     this file alone; needs torch
 """
@@ -48,7 +48,7 @@ def process_group():
         with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere if rank() else sys.stdout):
             yield
         try:
-            maximum([0.0])  # waits for all, on the CPU; dist.barrier would use the GPU
+            maximum(0)  # waits for all, on the CPU; dist.barrier would use the GPU
         except RuntimeError:  # another process has failed, and has printed why
             sys.exit(1)
         ended_well = True
@@ -83,36 +83,23 @@ def mean(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def average_(tensors: list[Tensor]) -> None:
-    """Replace each tensor (any shape) by its mean over all processes."""
-    _replace_in_one_message(tensors, mean)
-
-
 def broadcast_(tensors: list[Tensor]) -> None:
     """Replace each tensor (any shape) by the first process's."""
-
-    def from_first(flat):
-        dist.broadcast(flat, 0)
-        return flat
-
-    _replace_in_one_message(tensors, from_first)
-
-
-def _replace_in_one_message(tensors: list[Tensor], exchange: Callable) -> None:
-    "Replace `tensors` by `exchange` of them all as one vector: one message is faster than hundreds."
     if world_size() > 1:
-        flat = exchange(torch.cat([tensor.flatten() for tensor in tensors]))
+        # As one vector: one message is faster than hundreds.
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.broadcast(flat, 0)
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors])):
             tensor.copy_(part.view_as(tensor))
 
 
-def maximum(values: list[float]) -> list[float]:
-    """The maximum of each value over all processes. For a decision of one process, the others pass 0."""
+def maximum(number: int) -> int:
+    """The greatest of all processes' numbers. For a decision of one process, the others pass 0."""
     if world_size() > 1:
-        maxima = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(maxima, dist.ReduceOp.MAX)
-        values = maxima.tolist()
-    return values
+        greatest = torch.tensor(int(number))
+        dist.all_reduce(greatest, dist.ReduceOp.MAX)
+        number = greatest.item()
+    return number
 
 
 def all_gather(own) -> list:

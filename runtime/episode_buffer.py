@@ -36,9 +36,8 @@ class EpisodeBuffer:
     """
 
     def __init__(self, num_envs: int, length: int, spaces: dict, rng: np.random.Generator | None):
-        self.obs_EL = {
-            name: np.zeros((num_envs, length + 1, *shape), dtype) for name, (shape, dtype) in spaces.items()
-        }
+        zeros = lambda shape, dtype: np.zeros((num_envs, length + 1, *shape), dtype)
+        self.obs_EL = {name: zeros(*space) for name, space in spaces.items()}
         self.reward_EL = np.zeros((num_envs, length), dtype=np.float32)
         self.index = np.arange(num_envs)
         # Timestep of a segment's first observation in its rollout, steps held, length at which it is cut.

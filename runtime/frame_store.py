@@ -50,34 +50,20 @@ class _Block:
     live: int = 0  # sequences that are not dropped
     path: str | None = None
 
-    def delete(self) -> None:
-        if self.path is not None:
-            Path(self.path).unlink(missing_ok=True)
-
 
 class FrameStore:
     """Compressed sequences of frames; those beyond `ram_bytes` are kept in files under `folder`.
 
-    Arguments: `frame_shape` (H, W, C) of uint8 frames; `chunk`, frames compressed together; `level` of
-    zstandard; `ram_bytes`, the most memory that blocks take; `folder`, for this store alone, made when it is
-    needed: leftover files of a killed process are removed. None: memory only. `block_bytes`, the size of a
-    block, at most an eighth of `ram_bytes`. Raises ValueError for a number below 1.
+    Arguments: `frame_shape` (H, W, C) of uint8 frames; `chunk`, frames compressed together; `ram_bytes`, the most
+    memory that blocks take; `folder`, for this store alone, made when it is needed: leftover files of a killed
+    process are removed. None: memory only. `block_bytes`, the size of a block, at most an eighth of `ram_bytes`.
+    Raises ValueError for a number below 1.
     """
 
-    def __init__(
-        self,
-        frame_shape: tuple[int, ...],
-        chunk: int = 32,
-        level: int = 3,
-        ram_bytes: int = 8 << 30,
-        folder=None,
-        block_bytes: int = 64 << 20,
-    ):
+    def __init__(self, frame_shape, chunk=32, ram_bytes=8 << 30, folder=None, block_bytes=64 << 20):
         if min(chunk, ram_bytes, block_bytes, *frame_shape) < 1:
-            raise ValueError(
-                "frame_shape, chunk, ram_bytes and block_bytes must be at least 1, got "
-                f"{tuple(frame_shape)}, {chunk}, {ram_bytes} and {block_bytes}"
-            )
+            given = f"{tuple(frame_shape)}, {chunk}, {ram_bytes} and {block_bytes}"
+            raise ValueError(f"frame_shape, chunk, ram_bytes and block_bytes must be at least 1, got {given}")
         self.frame_shape, self.chunk, self.ram_bytes = tuple(frame_shape), chunk, ram_bytes
         self.block_bytes = min(block_bytes, max(1, ram_bytes // 8))
         self.folder = None if folder is None else Path(folder)
@@ -86,7 +72,7 @@ class FrameStore:
             # can still read it, and new names never meet old ones.
             for left in self.folder.glob("frames-*.zst"):
                 left.unlink(missing_ok=True)
-        self._compress = zstandard.ZstdCompressor(level=level).compress
+        self._compress = zstandard.ZstdCompressor(level=3).compress
         self._decompress = zstandard.ZstdDecompressor().decompress
         self._blocks: list[_Block] = []  # oldest first; the last one is being filled
         self._places: dict[int, tuple[_Block, int, int]] = {}  # handle: block, first byte in it, N
@@ -128,13 +114,12 @@ class FrameStore:
         block, need = self._blocks[-1] if self._blocks else None, len(sequence)
         if block is None or block.path is not None or block.used + need > len(block.data):
             block = self._new_block(need)
-        begin, handle = block.used, self._next_handle
-        block.data[begin : begin + need] = sequence
+        block.data[block.used : block.used + need] = sequence
+        self._places[self._next_handle] = (block, block.used, frames)
         block.used += need
         block.live += 1
-        self._places[handle] = (block, begin, frames)
         self._next_handle += 1
-        return handle
+        return self._next_handle - 1
 
     def _new_block(self, need: int) -> _Block:
         "A block with at least `need` bytes in memory; the newest ones go to disk until it fits the budget."
@@ -170,10 +155,9 @@ class FrameStore:
         except (OSError, RuntimeError) as error:
             if path is not None:
                 Path(path).unlink(missing_ok=True)
-            free = shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0
             raise FramesFull(
-                f"frames: cannot write {block.used} bytes to {self.folder}, {free} are free there "
-                f"({error}): free some space, raise --replay_ram or lower --replay_steps"
+                f"frames: cannot write {block.used} bytes to {self.folder} ({error}): free some space, raise "
+                "--replay_ram or lower --replay_steps"
             ) from error
         block.data, block.path = mapped.numpy(), path
 
@@ -207,14 +191,18 @@ class FrameStore:
         block, _, _ = self._places.pop(handle)
         block.live -= 1
         if not block.live:
-            self._blocks.remove(block)
-            block.delete()
+            self._delete(block)
 
     def close(self) -> None:
         """Forget everything: free all memory and delete all files."""
-        for block in self._blocks:
-            block.delete()
-        self._blocks, self._places = [], {}
+        for block in list(self._blocks):
+            self._delete(block)
+        self._places = {}
+
+    def _delete(self, block: _Block) -> None:
+        self._blocks.remove(block)
+        if block.path is not None:
+            Path(block.path).unlink(missing_ok=True)
 
     # --------------------------------------------------------------------------- saving and loading
 

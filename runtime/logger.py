@@ -40,15 +40,11 @@ class Logger:
         self, folder, files, total_steps, total_minutes=None, resume=None, earlier_minutes=0.0, silent=False
     ):
         self.folder, self.silent, self.unsaved = Path(folder), silent, files
-        self.total_steps, self.total_minutes, self.earlier_minutes = (
-            total_steps,
-            total_minutes,
-            earlier_minutes,
-        )
+        self.total_steps, self.total_minutes = total_steps, total_minutes
+        self.started, self.earlier_minutes = time.monotonic(), earlier_minutes
+        self.last_done, self.shown_at = {}, -float("inf")
         if not silent:
             self._open(resume)
-        self.started, self.shown_at = time.monotonic(), -float("inf")
-        self.first_progress, self.last_done = None, {}
         self.stop_signal = None  # its number, once Ctrl-C or SIGTERM has come
         signals = [signal.SIGINT, signal.SIGTERM]
         # SIGHUP comes when a connection breaks. nohup ignores it, and so does the run then.
@@ -69,9 +65,11 @@ class Logger:
             self._save_files()
         # Unbuffered, so that a row is in the file once it is written, also where the disk is full later.
         self.file = path.open("ab", buffering=0)
-        purge = None if resume is None else resume[1] + 1  # TensorBoard forgets everything from this step on
-        self.board = SummaryWriter(self.folder / "tensorboard", purge_step=purge)
-        self.bar = tqdm(total=1.0, bar_format="{percentage:3.0f}%|{bar:12}| {desc}", dynamic_ncols=True)
+        steps = -1 if resume is None else resume[1]
+        # TensorBoard forgets everything from `purge_step` on.
+        self.board = SummaryWriter(self.folder / "tensorboard", purge_step=steps + 1)
+        form = "{percentage:3.0f}%|{bar:12}| {remaining} left, {desc}"
+        self.bar = tqdm(total=1.0, initial=self.progress(steps), bar_format=form, dynamic_ncols=True)
 
     def _save_files(self) -> None:
         for name, content in self.unsaved.items():
@@ -83,12 +81,11 @@ class Logger:
         # On Ctrl-C, torchrun also sends SIGTERM to processes that have received SIGINT: not a second request.
         if self.stop_signal == number:
             raise KeyboardInterrupt
-        if not self.stop_signal:
-            self.stop_signal = number
-            if not self.silent:
-                # os.write, because a print may be in progress. The same Ctrl-C may have ended the reader of stderr.
-                with contextlib.suppress(OSError):
-                    os.write(2, b"\nstopping: saving a checkpoint first (again to stop at once)\n")
+        first, self.stop_signal = not self.stop_signal, self.stop_signal or number
+        if first and not self.silent:
+            # os.write, because a print may be in progress. The same Ctrl-C may have ended the reader of stderr.
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nstopping: saving a checkpoint first (again to stop at once)\n")
 
     @property
     def minutes(self) -> float:
@@ -113,17 +110,13 @@ class Logger:
         if self.silent:
             return
         now, progress = time.monotonic(), min(1.0, self.progress(steps))
-        if self.first_progress is None:
-            self.first_progress = progress
         # Twice a second on a terminal; seldom in a file, which keeps every line. The end is always shown, once.
         interval = 0.5 if sys.stderr.isatty() else 30
         if now - self.shown_at < interval and not self.bar.n < progress == 1:
             return
         self.shown_at, self.bar.n = now, progress
-        done, spent = progress - self.first_progress, (now - self.started) / 60
-        left = f"{spent * (1 - progress) / done:.1f}" if done > 0 else "?"
         with contextlib.suppress(OSError):  # stderr was closed; keep training
-            self.bar.set_description_str(f"{left} min left, {text()}")
+            self.bar.set_description_str(text())
 
     def say(self, text: str) -> None:
         """Print `text` above the bar."""
@@ -145,9 +138,7 @@ class Logger:
                 self.board.add_scalar(name, value, steps)
 
     def sync(self) -> int:
-        """Force the log to the disk; returns its size in bytes, for the checkpoint."""
-        if self.silent:
-            return 0
+        """Force the log to the disk; returns its size in bytes, for the checkpoint. Not for silent loggers."""
         self._save_files()
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
@@ -209,15 +200,13 @@ PACKAGES = ("torch", "numpy", "gymnasium", "zstandard")
 PACKAGES += ("popgym", "metaworld", "mujoco", "procgen-mirror", "ale-py", "minigrid")
 
 
-def describe_versions(root, packages=PACKAGES) -> dict[str, str]:
-    """Versions of `packages` and Python, the machine, and the git commit of `root`."""
-    found, commit = {}, ""
+def describe_versions(folder=Path(__file__).parent, packages=PACKAGES) -> dict[str, str]:
+    """Versions of `packages` and Python, the machine, and the git commit of the repository around `folder`."""
+    found, commit = dict.fromkeys(packages, "not installed"), ""
     for name in packages:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    git = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    git = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40"]
     with contextlib.suppress(OSError):  # git is not installed
         commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"

@@ -14,10 +14,11 @@ import contextlib
 import dataclasses
 import errno
 import os
+import re
 import time
 from collections import defaultdict, deque
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -27,7 +28,6 @@ from config import Config
 from evaluate import evaluate, table_of
 from runtime import checkpoint, distributed
 from runtime.episode_buffer import parts
-from runtime.frame_store import FramesFull
 from runtime.logger import Logger, describe_versions, lock_folder
 from suites import task_family
 from suites.scores import format_table, mean_scores, mean_told
@@ -35,59 +35,39 @@ from suites.scores import format_table, mean_scores, mean_told
 BAD_IN_A_ROW = 10  # updates that are not finite, after which a run stops
 
 
-class Seeds(NamedTuple):
-    """Seeds of the parts that draw for themselves."""
-
-    replay: int
-    policy: int
-    environments: int
-
-
 class Run:
-    """What a run holds while it lasts. Make the parts (train.set_up), then use it as a context.
+    """A run in progress. Use it as a context, and make its parts inside (train.set_up).
 
     `root` is the folder that holds runs/. Attributes: `config`, `folder`, `device`, `seeds`, `rng`; counters
     `steps` (env steps over all environments and processes), `updates`, `rollouts`, `lost` rollouts, `updates_owed`;
     and the parts `env`, `replay`, `agent`, `optimizer`, `schedule`, `envs`, `buffer`, `policy`, `log`.
     """
 
-    # What a checkpoint stores of the object itself.
-    COUNTERS = (
-        "steps",
-        "updates",
-        "rollouts",
-        "lost",
-        "saves",
-        "updates_owed",
-        "best",
-        "skipped",
-        "first_bad",
-    )
+    # Attributes that a checkpoint stores, beside the state of the parts.
+    COUNTERS = ("steps", "updates", "rollouts", "lost", "saves", "updates_owed", "best")
+    COUNTERS += ("skipped", "first_bad")
 
     def __init__(self, config: Config, root: Path):
-        self.config, self.root, self.folder = config, root, root / "runs" / config.name
-        self.parent = os.getppid()
+        self.config, self.folder, self.parent = config, root / "runs" / config.name, os.getppid()
         torch.manual_seed(config.seed)
         if config.threads:
             torch.set_num_threads(config.threads)
-        # Each process draws for itself, but for the weights that all start from.
+        # All processes start from the same weights. Everything else, each of them draws for itself.
         sequence = np.random.SeedSequence([config.seed, distributed.rank()])
-        self.rng, self.seeds = np.random.default_rng(sequence), Seeds(*sequence.generate_state(3).tolist())
+        self.rng = np.random.default_rng(sequence)
+        self.seeds = dict(zip(("replay", "policy", "environments"), sequence.generate_state(3).tolist()))
+        # With several processes, "cuda" is each one's own GPU: see distributed.process_group.
         self.device = torch.device(config.device)
-        if self.device.type == "cuda" and distributed.world_size() > 1:
-            self.device = torch.device("cuda", torch.cuda.current_device())  # one for each process
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
-        rank = distributed.rank()
-        self.frames_folder = self.folder / (f"frames-{rank}" if rank else "frames")
         self.steps = self.updates = self.rollouts = self.lost = self.saves = 0
         self.updates_owed, self.best, self.interrupted = 0.0, -float("inf"), 0
         # Skipped updates in a row up to the last row of the log, and the tensors that were not finite in the first.
         self.skipped, self.first_bad = 0, ""
         self.recent, self.returns = [], defaultdict(list)  # since the last row of the log
         self.last_returns = defaultdict(lambda: deque(maxlen=20))
-        # Files that hold the replay so far, and all files of the last checkpoint.
-        self.replay_parts, self.parts_before = [], []
+        # Files that hold this process's replay so far, and names of all files of the last checkpoint.
+        self.replay_parts, self.files_before = [], set()
         self.closing = contextlib.ExitStack()
 
     # ------------------------------------------------------------------------------- begin and end
@@ -97,13 +77,13 @@ class Run:
 
         Returns what the checkpoint holds of this process's episodes in progress, for `start`.
         """
-        config = self.config
+        config, rank = self.config, distributed.rank()
         if config.augment and self.env.image_shape is None:
             raise ValueError(f"--augment shifts images, and --env {config.env} has none: leave it out")
         if self.replay.frames is not None:
             self.closing.callback(self.replay.frames.close)
-        if distributed.rank():
-            torch.manual_seed(self.seeds.replay)
+        if rank:  # its dropout differs from the first process's
+            torch.manual_seed(self.seeds["replay"])
         else:
             self.closing.enter_context(lock_folder(self.folder))
         saved, resumed = checkpoint.restore_run(self) if config.resume else (None, {})
@@ -111,10 +91,9 @@ class Run:
             load_weights(self.agent, config)
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
         used = {"processes": distributed.world_size(), "gpu": gpu, "threads": torch.get_num_threads()}
-        versions = describe_versions(Path(__file__).resolve().parent.parent) | used
-        files = {"config": dataclasses.asdict(config) | {"resume": False}, "versions": versions}
-        limits = config.steps, config.minutes
-        self.log = Logger(self.folder, files, *limits, **resumed, silent=distributed.rank() > 0)
+        files = {"config": dataclasses.asdict(config) | {"resume": False}}
+        files["versions"] = describe_versions() | used
+        self.log = Logger(self.folder, files, config.steps, config.minutes, **resumed, silent=rank > 0)
         self.closing.callback(self.log.close)
         return saved
 
@@ -122,7 +101,7 @@ class Run:
         """Begin a rollout in every environment, or continue those that `open` returned."""
         self.closing.callback(self.envs.close)
         if saved is None:
-            obs_E = parts(self.envs.reset(seed=(self.seeds.environments + self.steps) % 10**9)[0])
+            obs_E = parts(self.envs.reset(seed=(self.seeds["environments"] + self.steps) % 10**9)[0])
             for e in range(self.config.num_envs):
                 self.begin(e, obs_E)
         else:
@@ -137,24 +116,23 @@ class Run:
 
     def finish(self) -> list[dict] | None:
         """Save; at the end of the run also evaluate, print the table and draw the curves. Returns the rows."""
+        rows = None
         self.save()
+        if not self.signal():
+            self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
+            rows = self.evaluate(self.config.final_episodes)
+            self.save()  # once more: the log has grown
         if self.signal():
             self.log.say(f"saved at env step {self.steps:,}. Continue with:  {self.resume_command()}")
-            return None
-        self.log.say(f"done: evaluating {self.config.final_episodes} rollouts of each task")
-        rows = self.evaluate(self.config.final_episodes)
-        if self.signal():
-            self.log.say(f"saved at env step {self.steps:,}, without the last evaluation")
-            return None
-        self.save()  # once more: the log has grown
-        if rows is None:
-            return None
-        table = format_table(rows)
-        (self.folder / "table.txt").write_text(table + "\n")
-        self.log.say(table)
-        from plot import plot_run  # here, because matplotlib is slow to import and not needed before
+        elif rows:
+            table = format_table(rows)
+            (self.folder / "table.txt").write_text(table + "\n")
+            self.log.say(table)
+            from plots.runs import (
+                plot_run,  # here, because matplotlib is slow to import and not needed before
+            )
 
-        self.log.say(f"curves: {plot_run(self.folder)}")
+            self.log.say(f"curves: {plot_run(self.folder)}")
         return rows
 
     def resume_command(self) -> str:
@@ -168,18 +146,16 @@ class Run:
     def __exit__(self, kind, error, trace) -> None:
         """Close every part, even if another one fails; explain an error of disk or memory."""
         self.closing.close()
-        line = explained(error, self) if isinstance(error, OSError | MemoryError | RuntimeError) else None
-        if line is not None:
+        if isinstance(error, OSError | MemoryError | RuntimeError) and (line := explained(error, self)):
             raise line from error
 
     # -------------------------------------------------------------------------------- what comes next
 
     def signal(self) -> int:
         """The number of the signal that asks this run to stop, in any process; 0 if there is none."""
-        (number,) = distributed.maximum([self.log.stop_signal or 0])
+        self.interrupted = distributed.maximum(self.log.stop_signal or 0)
         # A signal that came meanwhile stays, for the next time that all are asked.
-        self.log.stop_signal = self.log.stop_signal or int(number) or None
-        self.interrupted = int(number)
+        self.log.stop_signal = self.log.stop_signal or self.interrupted or None
         return self.interrupted
 
     def epsilon(self) -> np.ndarray:
@@ -205,18 +181,16 @@ class Run:
         if distributed.world_size() > 1 and os.getppid() != self.parent:
             raise ValueError("torchrun has ended: this process ends, too, so that the run can be resumed")
         self.log.show(self.steps, self.standing)
-        (over,) = distributed.maximum([self.log.progress(self.steps) >= 1 and not distributed.rank()])
+        over = distributed.maximum(not distributed.rank() and self.log.progress(self.steps) >= 1)
         return bool(over or self.signal())
 
     def is_due(self, work: str, every_minutes: float) -> bool:
         """Whether `work` is due: the first process's clock decides for all."""
-        (due,) = distributed.maximum([not distributed.rank() and self.log.due(work, every_minutes)])
-        return bool(due)
+        return bool(distributed.maximum(not distributed.rank() and self.log.due(work, every_minutes)))
 
     def can_learn(self) -> bool:
         """Whether every process's replay holds a batch of segments."""
-        (waiting,) = distributed.maximum([len(self.replay) < self.config.batch_size])
-        return not waiting
+        return not distributed.maximum(len(self.replay) < self.config.batch_size)
 
     # ------------------------------------------------------------------------------ counting, logging
 
@@ -249,12 +223,12 @@ class Run:
 
         Metrics have stayed on the device until here: reading each one would make a GPU wait for Python.
         """
-        then, steps, updates = self.logged
-        now = time.monotonic()
+        now, (then, steps, updates) = time.monotonic(), self.logged
         self.logged = now, self.steps, self.updates
         self.check_skipped()
         row = {}
-        for name in (name for name in self.recent[0] if name != "not_finite"):
+        # In their own order, so that equal runs write equal lines.
+        for name in [name for name in self.recent[0] if name != "not_finite"]:
             mean = torch.stack([metrics[name].float() for metrics in self.recent]).mean(0).tolist()
             if name.endswith("<discount>"):
                 stem = name.removesuffix("<discount>")
@@ -279,27 +253,26 @@ class Run:
         self.log.write(self.steps, self.updates, row)
 
     def check_skipped(self) -> None:
-        """Count skipped updates in a row, in those since the last row. ValueError if there were ten."""
-        for i, skipped in enumerate(torch.stack([metrics["skipped"] for metrics in self.recent]).tolist()):
-            if not skipped:
-                self.skipped = 0
-                continue
-            if not self.skipped:
-                self.first_bad = not_finite(self.agent, self.recent[i])
-            self.skipped += 1
+        """Count the skipped updates in a row, among those since the last row. ValueError if there were ten."""
+        skipped = torch.stack([metrics["skipped"] for metrics in self.recent]).tolist()
+        for metrics, bad in zip(self.recent, skipped):
+            if bad and not self.skipped:
+                self.first_bad = not_finite(self.agent, metrics)
+            self.skipped = self.skipped + 1 if bad else 0
             if self.skipped == BAD_IN_A_ROW:
                 raise ValueError(
-                    f"{BAD_IN_A_ROW} updates in a row were skipped, up to number {self.updates - len(self.recent) + i + 1}, "
-                    f"because a loss or gradient was not finite. In the first of them: {self.first_bad}. The weights "
-                    "are those from before. Look at the tasks' rewards and --reward_scale, or resume with a lower "
-                    "--learning_rate"
+                    f"{BAD_IN_A_ROW} updates in a row were skipped, because a loss or gradient was not finite. In the "
+                    f"first of them: {self.first_bad}. The weights are those from before. Look at the tasks' rewards "
+                    "and --reward_scale, or resume with a lower --learning_rate"
                 )
 
     # ------------------------------------------------------------------------------- evaluate and save
 
     def evaluate(self, episodes: int) -> list[dict] | None:
-        """Play without exploration, log it, keep the best weights. Returns the table's rows: None in all processes
-        but the first, and if a signal came."""
+        """Play without exploration, log it, keep the best weights. Returns the table's rows.
+
+        Returns None in all processes but the first, and if a signal came.
+        """
         if distributed.rank():
             return None
         rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.log.stop_signal)
@@ -307,19 +280,16 @@ class Run:
             return None
         rows = table_of(rollouts, self.env, self.config)
         mean, score = mean_scores(rows)
-        row = {f"eval/return/{r['task']}": r["return"] for r in rows} | {"eval/return_mean": mean}
-        if score is not None:
-            row |= {f"eval/score/{r['task']}": r["score"] for r in rows} | {"eval/score_mean": score}
-        for name in (column for column in rows[0] if column.startswith(("try", "success", "solved"))):
-            row |= {f"eval/{name}/{r['task']}": r[name] for r in rows if r[name] is not None}
-            row[f"eval/{name}_mean"] = mean_told(rows, name)
+        means = {"return": mean} if score is None else {"return": mean, "score": score}
+        text = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
+        after = f"{self.steps:,} steps, {self.updates:,} updates, {self.log.minutes:.1f} min"
+        self.log.say(f"evaluation at {after}: mean {text}")
+        means |= {c: mean_told(rows, c) for c in rows[0] if c.startswith(("try", "success", "solved"))}
+        row = {f"eval/{name}_mean": value for name, value in means.items()}
+        row |= {f"eval/{c}/{r['task']}": r[c] for c in means for r in rows if r[c] is not None}
         self.log.write(self.steps, self.updates, row)
-        self.log.say(
-            f"evaluation at {self.steps:,} steps, {self.updates:,} updates, {self.log.minutes:.1f} min: "
-            f"mean return {mean:.3f}" + ("" if score is None else f", score {score:.3f}")
-        )
-        if (mean if score is None else score) > self.best:
-            self.best = mean if score is None else score
+        if (better := mean if score is None else score) > self.best:
+            self.best = better
             checkpoint.save(self.folder / "best.pt", self.weights())
         self.log.done("evaluate")
         return rows
@@ -343,26 +313,19 @@ def share_buffers(agent: torch.nn.Module) -> None:
 
     The power iterations of sigma-reparam count passes, which may be more in one process than in another.
     """
-    if distributed.world_size() > 1:
-        distributed.broadcast_([b for b in agent.buffers() if b.dtype == torch.float32])
+    distributed.broadcast_([b for b in agent.buffers() if b.dtype == torch.float32])
 
 
 def explained(error: Exception, run: Run) -> Exception | None:
     """An error of disk or memory as one line that says what to do; None for any other error."""
-    c, memory = run.config, ("out of memory", "allocate memory", "DefaultCPUAllocator")
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    if full and not isinstance(error, FramesFull):
-        there = (run.folder / "checkpoint.pt").exists()
-        rest = (
-            f"The last checkpoint is intact:  {run.resume_command()}"
-            if there
-            else "There is no checkpoint yet"
-        )
-        return OSError(
-            f"a file of {run.folder} could not be written ({error}): free some space there. {rest}"
-        )
-    no_memory = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
-    if no_memory or any(words in str(error) for words in memory):
+    c, full = run.config, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    if isinstance(error, OSError) and error.errno in full:
+        line = f"a file of {run.folder} could not be written ({error}): free some space there."
+        if not (run.folder / "checkpoint.pt").exists():
+            return OSError(f"{line} There is no checkpoint yet")
+        return OSError(f"{line} The last checkpoint is intact:  {run.resume_command()}")
+    # PyTorch raises RuntimeErrors, and the system an OSError "Cannot allocate memory".
+    if isinstance(error, MemoryError) or re.search("(out of|allocate) memory", str(error)):
         return ValueError(
             f"out of memory: lower --batch_size (now {c.batch_size}), --context ({c.context}), --steps_per_pass "
             f"({c.steps_per_pass}), --chunk ({c.chunk}) or --num_envs ({c.num_envs}), or the replay's capacity"
@@ -376,19 +339,16 @@ def not_finite(agent: torch.nn.Module, metrics: dict[str, Tensor]) -> str:
     `metrics` is what `update` returned; its "not_finite" (2, P) covers the P parameters that learn, in order.
     """
     learning = [name for name, p in agent.named_parameters() if p.grad is not None]
-    weights, gradients = metrics["not_finite"].tolist()
-    losses = {name: value for name, value in metrics.items() if name not in ("gradient_norm", "not_finite")}
-    kinds = {
-        "weights": [name for name, bad in zip(learning, weights) if bad],
-        "losses": [name for name, value in losses.items() if not torch.isfinite(value).all()],
-        "gradients": [name for name, bad in zip(learning, gradients) if bad],
-    }
+    named = lambda flags: [name for name, flag in zip(learning, flags) if flag]
+    weights, gradients = map(named, metrics["not_finite"].tolist())
+    losses = [n for n, value in metrics.items() if n != "gradient_norm" and not value.isfinite().all()]
+    kinds = {"weights": weights, "losses": losses, "gradients": gradients}
     more = lambda names: f" and {len(names) - 3} more" if len(names) > 3 else ""
     return "; ".join(f"{kind} {', '.join(bad[:3])}{more(bad)}" for kind, bad in kinds.items() if bad)
 
 
 def load_weights(agent: torch.nn.Module, config: Config) -> None:
-    """Load the weights of another run's checkpoint, --init. CheckpointError, one line, if they do not fit."""
+    """Load the weights of another run's checkpoint, --init. CheckpointError or ValueError, one line, if they do not fit."""
     state = checkpoint.load(config.init, keys=("config", "agent"))
     shapes = [f for f in checkpoint.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
     checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)

@@ -66,13 +66,12 @@ def restore(env, snapshot: dict) -> tuple:
     Where seed and actions do not determine a simulator, the observation may differ: compare it. A rollout that ends
     too early is followed by a new one, whose first observation equals no later one.
     """
-    env.np_random.bit_generator.state, over = snapshot["generator"], False
+    env.np_random.bit_generator.state = snapshot["generator"]
     obs, info = env.reset(options={"task": snapshot["task"]})
     for action in snapshot["actions"]:
-        if over:
-            return env.reset()
-        obs, _, terminated, truncated, info = env.step(action)
-        over = terminated or truncated
+        obs, *_, info, last = step_on(env, action)
+        if last:
+            break
     return obs, info
 
 
@@ -95,11 +94,10 @@ def stack_steps(envs: VectorEnv, steps_E: Sequence[tuple], lost_E: np.ndarray) -
     "The result of `step` from each environment's `step_on()`; `lost_E` (E,)."
     obs_E, reward_E, terminated_E, truncated_E, info_E, ended_E = zip(*steps_E)
     obs, info = stack_resets(list(zip(obs_E, info_E)))
-    ends = {}
+    info["lost"] = lost_E
     for e, ended in enumerate(ended_E):
-        if ended is not None:
-            ends = envs._add_info(ends, ended, e)
-    info |= {"lost": lost_E} | ends
+        if ended:
+            info = envs._add_info(info, ended, e)
     return obs, np.array(reward_E), np.array(terminated_E), np.array(truncated_E), info
 
 

@@ -12,8 +12,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 import torch
 
-import plot
 import train
+from plots import runs as curves
 
 torch.set_num_threads(1)
 TRAINED = ["--env", "popgym", "--tasks", "RepeatFirstEasy", "--attempts", "1", "--variant", "ind_ind"]
@@ -24,14 +24,14 @@ TRAINED += ["--scale", "smoke", "--steps", "1500", "--device", "cpu", "--log_eve
 def runs(tmp_path, monkeypatch):
     """The folder of a test's runs. Their curves are not drawn: that takes longer than so short a run."""
     monkeypatch.setattr(train, "ROOT", tmp_path)
-    monkeypatch.setattr(plot, "plot_run", lambda folder: folder / "curves.png")
+    monkeypatch.setattr(curves, "plot_run", lambda folder: folder / "curves.png")
     return tmp_path / "runs"
 
 
 @pytest.fixture
-def draws(runs, monkeypatch, plot_run=plot.plot_run):
+def draws(runs, monkeypatch, plot_run=curves.plot_run):
     "The curves of this test's runs are drawn after all."
-    monkeypatch.setattr(plot, "plot_run", plot_run)
+    monkeypatch.setattr(curves, "plot_run", plot_run)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""checkpoint.py: nothing is lost, nothing damaged is taken for good, and nothing in a file runs."""
+"""runtime/checkpoint.py: nothing is lost, nothing damaged is taken for good, and nothing in a file runs."""
 
 import hashlib
 import os
@@ -77,8 +77,8 @@ def test_a_crash_in_mid_write_leaves_the_old_file(path, monkeypatch, where):
 
         def write(self, data):
             real(self, data)
-            if self.file.tell() > 4000:
-                self.file.flush()
+            if self.tell() > 4000:
+                self.flush()
                 crash()
 
         monkeypatch.setattr(checkpoint._HashedFile, "write", write)
@@ -224,10 +224,9 @@ def test_states_of_gpus_that_are_gone_are_left_out(monkeypatch):
     state = rng_state() | {"cuda": [torch.zeros(16, dtype=torch.uint8)] * 2}
     set_on = []
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: set_on.append(device))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     set_rng_state(state)
     assert set_on == []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     set_rng_state(state)
     assert set_on == [0]
@@ -254,8 +253,8 @@ def test_names_without_wrappers():
 
 def test_another_configuration_is_named():
     saved = {"d_model": 64, "bins": 32, "gammas": (0.1, 0.9), "seed": 0}
-    check_compatible(saved, saved | {"gammas": [0.1, 0.9], "seed": 1}, ["d_model", "bins", "gammas"])
-    with pytest.raises(CheckpointError) as caught:
+    check_compatible(saved, saved | {"seed": 1}, ["d_model", "bins", "gammas"])
+    with pytest.raises(ValueError) as caught:
         check_compatible(
             saved, saved | {"d_model": 256, "gammas": (0.1, 0.99), "seed": 1}, ["d_model", "bins", "gammas"]
         )
@@ -263,5 +262,5 @@ def test_another_configuration_is_named():
     assert "from another configuration: d_model was 64 and is now 256; " in message
     assert "gammas was (0.1, 0.9) and is now (0.1, 0.99)" in message
     assert "bins" not in message and "seed" not in message and "\n" not in message
-    with pytest.raises(CheckpointError, match="heads was None and is now 4"):  # from before there was one
+    with pytest.raises(ValueError, match="heads was None and is now 4"):  # from before there was one
         check_compatible(saved, saved | {"heads": 4}, ["heads"])

@@ -42,23 +42,6 @@ def test_factorised_first_layer_equals_concatenation():
                 torch.testing.assert_close(stored_CSGN[c, s, g], expected)
 
 
-def test_chosen_actions_score_as_their_one_hots_do():
-    critics = ActionCritics(5, 4, GAMMAS, critics=3, hidden=(8, 6), outputs=7)
-    state_SD, (s_M, g_M, a_M) = torch.randn(6, 5), torch.randint(3, (3, 20))
-    one_hot_MGA = F.one_hot(a_M, 4).float().unsqueeze(1).expand(-1, 3, -1)
-    expected_CMN = critics(state_SD[s_M], one_hot_MGA)[:, torch.arange(20), g_M]
-    torch.testing.assert_close(critics.chosen(state_SD, s_M, g_M, a_M), expected_CMN)
-
-
-@torch.no_grad()
-def test_drawn_critics_score_as_all_of_them_do():
-    critics = ActionCritics(5, 4, GAMMAS, critics=4, hidden=(8, 6), outputs=7)
-    state_SD, action_SGA = torch.randn(30, 5), torch.randn(30, 3, 4)
-    subset_RSG = draw_subset(4, (30, 3))
-    expected_RSGN = take_subset(critics(state_SD, action_SGA), subset_RSG.unsqueeze(-1).expand(-1, -1, -1, 7))
-    torch.testing.assert_close(critics.drawn(state_SD, action_SGA, subset_RSG), expected_RSGN)
-
-
 def test_discount_feature_is_symlog_of_the_horizon():
     critics = ActionCritics(2, 1, (0.0, 0.9, 0.999), critics=1, hidden=(4,), outputs=3)
     expected = torch.tensor([2.0, 11.0, 1001.0]).log()

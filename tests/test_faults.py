@@ -102,7 +102,7 @@ def test_a_full_disk_under_a_checkpoint(runs, monkeypatch, no_file_may_grow, fil
 
 
 def test_a_full_disk_under_the_frames_that_spill(runs, monkeypatch, no_file_may_grow):
-    flags = ["--env", "procgen-easy", "--tasks", "climber", "--replay_ram", "0.0005", *SMOKE]
+    flags = ["--env", "procgen-easy", "--tasks", "climber", "--replay_ram", "0.0004", *SMOKE]
     train.main(["--name", "a", *flags, "--steps", "600"])
     original = frame_store.FrameStore._spill
 

@@ -183,8 +183,8 @@ def test_shares_of_many_tasks_are_added_up():
     np.testing.assert_allclose(lines["T0"][1], [2 / 9, 3 / 9])
     log = {f"share/critic/{chr(65 + i)}": (steps, np.full(2, 0.1)) for i in range(10)}
     lines = curves.task_shares(log, "critic")
-    assert list(lines) == [*"ABCDEFG", "all others"]
-    np.testing.assert_allclose(lines["all others"][1], 0.3)
+    assert list(lines) == [*"ABCDEFGH"]
+    np.testing.assert_allclose(lines["H"][1], 0.1)
 
 
 @pytest.mark.parametrize("shares", [True, False])
@@ -595,7 +595,7 @@ def test_the_figure_of_continuous_actions_and_a_scalar_critic(saved, drawn, tmp_
         attention.attend(policy.agent.transformer, x_TI, policy.config.context)[1],
         rollout.action,
     )
-    lines = axes["value of the action taken"].get_lines()
+    lines = axes["value of the action taken, by discount"].get_lines()
     assert [line.get_label() for line in lines] == [f"{gamma:g}" for gamma in policy.config.gammas]
     expected_TG = judged.value_TG / policy.config.reward_scale
     np.testing.assert_allclose(lines[1].get_ydata(), expected_TG[:, 1], rtol=1e-3, atol=1e-5)
@@ -628,16 +628,17 @@ def test_mistakes_are_answered_in_one_line(tmp_path, monkeypatch):
     says("no log at nowhere", "compare", "nowhere", "elsewhere")
     first = write_seed(tmp_path / "first")
     says("differ in layers .not given, 5.. .*compare", "run", first, write_seed(tmp_path / "b", layers=5))
-    says("--env popgym and atari", "compare", first, write_seed(tmp_path / "c", env="atari"))
+    pong = write_seed(tmp_path / "c", env="atari", tasks=["Pong"])
+    says("no task in common: compare runs of one --env and --tasks", "compare", first, pong)
     says("no task in common", "compare", first, write_seed(tmp_path / "d", tasks=["Copy"]))
     (tmp_path / "b" / "config.json").unlink()
     says("no log at .*b .*config.json", "compare", first, str(tmp_path / "b"))
     says("results/scales.csv.*make scales", "scales")
     (tmp_path / "a.csv").write_text("variant,scaled,seed,task,factor,return\nind_ind,1,0,Copy,1,2\n")
-    says("a.csv must have rows with the columns .*normalised: .*make scales", "scales", "a.csv")
+    says("a.csv must be a table with the columns .*normalised: .*make scales", "scales", "a.csv")
     for row in ("", "ind_ind,1,0,C,1,?,1\n"):
         (tmp_path / "a.csv").write_text("variant,scaled,seed,task,factor,return,normalised\n" + row)
-        says("a.csv must have .*numbers in scaled.*make scales", "scales", "a.csv")
+        says("a.csv must be .*numbers in scaled.*make scales", "scales", "a.csv")
 
 
 def test_mistakes_about_attention_are_answered_in_one_line(saved, tmp_path, monkeypatch):

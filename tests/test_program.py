@@ -191,7 +191,10 @@ def test_resume_continues_and_doubles_no_row(trained_copy, capsys):
 
 
 def test_evaluations_and_checkpoints_that_are_due_together_both_come_and_training_goes_on(runs, monkeypatch):
-    "By a clock that the test moves: after each step both are due, and an evaluation takes longer than both intervals."
+    """By a clock that the test moves: a step takes two minutes, an evaluation thirty, and both are due every five.
+
+    Their intervals begin when they are done: else another one would be due at once, for ever.
+    """
     now = itertools.count()
     clock = SimpleNamespace(moved=0, monotonic=lambda: next(now) + 60 * clock.moved)
 
@@ -205,14 +208,14 @@ def test_evaluations_and_checkpoints_that_are_due_together_both_come_and_trainin
         monkeypatch.setattr(owner, name, moved)
 
     monkeypatch.setattr(logger, "time", clock)
-    moves(EpisodeBuffer, "newest", 6)  # a step
+    moves(EpisodeBuffer, "newest", 2)  # a step
     moves(Policy, "__init__", 30)  # an evaluation, which has a policy of its own; and the run's beginning
     every = ["--eval_every", "5", "--checkpoint_every", "5", "--minutes", "1000"]
     train.main(["--name", "a", *SMOKE, *ONE, *every, "--steps", "40"])
     evaluated = [row["step"] for row in rows_of(runs / "a") if "eval/return_mean" in row]
-    assert evaluated == [*range(0, 40, 4), 40]
-    # One before each evaluation, since that may crash the process, and a last one.
-    assert checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]["saves"] == 11 + 1
+    assert evaluated == [0, 12, 24, 36, 40]
+    # At the beginning, after the step that follows each evaluation but the last two, and twice at the end.
+    assert checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]["saves"] == 1 + 3 + 2
 
 
 def test_a_run_that_began_from_weights_keeps_its_own_when_it_is_resumed(trained_copy, runs):
@@ -252,13 +255,13 @@ def test_fine_tuning_starts_from_the_weights(trained_copy, runs):
     train.main(["--name", "b", *SMOKE, *ONE, *init, *still, "--steps", "600"])
     a, b = (agent_of(runs / name)["actor.layers.0.weight"] for name in "ab")
     assert torch.equal(a, b)
-    with pytest.raises(checkpoint.CheckpointError, match="d_model was 16 and is now 32"):
+    with pytest.raises(ValueError, match="d_model was 16 and is now 32"):
         train.main(["--name", "c", *SMOKE, *ONE, *init, "--d_model", "32"])
 
 
 @pytest.mark.usefixtures("trained_copy")
 def test_resume_refuses_another_configuration():
-    with pytest.raises(checkpoint.CheckpointError, match="bins was 16 and is now 8"):
+    with pytest.raises(ValueError, match="bins was 16 and is now 8"):
         train.main(["--name", "a", "--resume", "--bins", "8", "--steps", "3000"])
 
 
@@ -318,6 +321,30 @@ def test_evaluate_prints_a_table_and_writes_it(trained_copy, capsys):
         evaluate.main([str(trained_copy), "--tasks", "HigherLowerEasy"])
     with pytest.raises(ValueError, match="no checkpoint at .*there are: .*runs/a"):
         evaluate.main([str(trained_copy.parent / "none")])
+
+
+def test_evaluate_closes_its_environments_when_a_task_raises(trained, monkeypatch):
+    opened, closed = [], []
+
+    def make(*args, **kwargs):
+        opened.append(make_env(*args, **kwargs))
+        opened[-1].close = lambda: closed.append(1)
+        opened[-1].step = lambda action: 1 / 0
+        return opened[-1]
+
+    folder, name = trained
+    policy = evaluate.load(folder / name)
+    monkeypatch.setattr(evaluate, "make_env", make)
+    with pytest.raises(ZeroDivisionError):
+        evaluate.evaluate(policy.agent, policy.config, 3)
+    assert len(opened) == len(closed) > 1
+
+
+def test_a_video_of_a_task_without_pictures_is_one_line_and_leaves_no_file(trained_copy, tmp_path):
+    for name in ("a.mp4", "a.gif"):
+        with pytest.raises(ValueError, match="RepeatFirstEasy draws nothing: --video is for pixels"):
+            evaluate.main([str(trained_copy), "--episodes", "1", "--video", str(tmp_path / name)])
+        assert not (tmp_path / name).exists()
 
 
 def test_exploration_schedule():
