@@ -29,8 +29,7 @@ from config import Config, check_device, refuse_import
 from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
-from suites import BENCHMARKS, env_arguments, evaluation_arguments, make_env
-from suites import held_out_tasks, nearest, split_names
+from suites import BENCHMARKS, env_arguments, evaluation_arguments, held_out_tasks, make_env, nearest
 from suites.scores import add_attempts, format_table, load_bounds, score_rows
 
 # ----------------------------------------------------------------------------------- load and play
@@ -204,7 +203,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     policy = load(path, device=device, greedy=greedy)
     config = policy.config
     with closing(make_env(**evaluation_arguments(config, split))) as env:
-        chosen = env.tasks if options.tasks is None else split_names(options.tasks)
+        chosen = env.tasks if options.tasks is None else options.tasks.replace(",", " ").split()
         if not chosen:
             raise ValueError("--tasks is empty: name tasks, or leave it out to play all of them")
         if unknown := [task for task in chosen if task not in env.tasks]:
