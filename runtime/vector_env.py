@@ -66,12 +66,13 @@ def restore(env, snapshot: dict) -> tuple:
     Where seed and actions do not determine a simulator, the observation may differ: compare it. A rollout that ends
     too early is followed by a new one, whose first observation equals no later one.
     """
-    env.np_random.bit_generator.state = snapshot["generator"]
+    env.np_random.bit_generator.state, over = snapshot["generator"], False
     obs, info = env.reset(options={"task": snapshot["task"]})
     for action in snapshot["actions"]:
-        obs, *_, info, last = step_on(env, action)
-        if last:
-            break
+        if over:
+            return env.reset()
+        obs, _, terminated, truncated, info = env.step(action)
+        over = terminated or truncated
     return obs, info
 
 
