@@ -29,15 +29,7 @@ from config import Config, check_device, refuse_import
 from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
-from suites import (
-    BENCHMARKS,
-    env_arguments,
-    evaluation_arguments,
-    held_out_tasks,
-    make_env,
-    nearest,
-    split_names,
-)
+from suites import BENCHMARKS, env_arguments, evaluation_arguments, held_out_tasks, make_env, nearest
 from suites.scores import add_attempts, format_table, load_bounds, score_rows
 
 # ----------------------------------------------------------------------------------- load and play
@@ -169,12 +161,11 @@ def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 1
     """
     import imageio.v3 as imageio  # here, because it is slow to import and seldom needed
 
-    plugin, options = "pyav", {"codec": "libx264", "fps": fps}
-    if out.suffix == ".gif":
-        plugin, options = "pillow", {"duration": 1000 / fps, "loop": 0}
+    gif = out.suffix == ".gif"
+    options = {"duration": 1000 / fps, "loop": 0} if gif else {"codec": "libx264", "fps": fps}
     size = None
     try:
-        with imageio.imopen(out, "w", plugin=plugin) as writer:
+        with imageio.imopen(out, "w", plugin="pillow" if gif else "pyav") as writer:
             for task in tqdm(tasks, desc="video", unit="task", disable=None):
                 obs, info = env.reset(seed=10**9 + seed * 10**6, options={"task": task})
                 policy.reset()
@@ -212,7 +203,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     policy = load(path, device=device, greedy=greedy)
     config = policy.config
     with closing(make_env(**evaluation_arguments(config, split))) as env:
-        chosen = env.tasks if options.tasks is None else split_names(options.tasks)
+        chosen = env.tasks if options.tasks is None else options.tasks.replace(",", " ").split()
         if not chosen:
             raise ValueError("--tasks is empty: name tasks, or leave it out to play all of them")
         if unknown := [task for task in chosen if task not in env.tasks]:
