@@ -40,7 +40,7 @@ def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, worker_
     A worker that dies, or is silent for `worker_timeout` seconds, is replaced and its rollout is lost: in that step
     info["lost"] (num_envs,) is True, the observation is a new rollout's first, and the reward is 0.
     """
-    makes = [functools.partial(make_env, env, lane=(i, num_envs), **kwargs) for i in range(num_envs)]
+    makes = [functools.partial(make_env, env, index=(i, num_envs), **kwargs) for i in range(num_envs)]
     return InWorkers(makes, worker_timeout) if asynchronous else InProcess(makes, autoreset_mode="SameStep")
 
 

@@ -139,12 +139,12 @@ def make_env(
     split: str = "train",
     max_steps: int | None = None,
     clip_rewards: bool = False,
-    lane: tuple[int, int] = (0, 1),
+    index: tuple[int, int] = (0, 1),
 ) -> MultiTaskEnv:
     """A multi-task environment: `env` is a benchmark's name or gym:ID[,ID...]; `tasks` a subset of it.
 
     `attempts` is the benchmark's own (`BENCHMARKS`) unless given, and 1 for gym:. `split` is train or test:
-    other tasks, levels, goals or layouts, where a benchmark has them. `lane` (i, n) says that this is
+    other tasks, levels, goals or layouts, where a benchmark has them. `index` (i, n) says that this is
     environment i of n, which play different tasks where the benchmark spreads them (Atari). Raises
     ValueError, one line, for anything that cannot be built.
     """
@@ -156,7 +156,7 @@ def make_env(
         rules = rules._replace(max_steps=min(max_steps, rules.max_steps or max_steps))
     if benchmark.spread:
         # Of 24 environments and ten games, 20 to 23 play games 0 to 3 again; of four, the first plays 0, 4 and 8.
-        rules = rules._replace(drawn=range(lane[0] % len(chosen), len(chosen), lane[1]))
+        rules = rules._replace(drawn=range(index[0] % len(chosen), len(chosen), index[1]))
     return MultiTaskEnv(chosen, rules)
 
 

@@ -143,24 +143,30 @@ def test_the_frame_limit_truncates_and_does_not_terminate(monkeypatch):
 def test_games_are_spread_evenly_over_environments():
     "Of 24, environment i plays game i mod 10; of fewer than ten, each has a share of the games."
     for total, most in ((24, 3), (10, 1), (4, 1)):
-        lanes = [make_env("atari", lane=(i, total)) for i in range(total)]
-        plays = [list(env.drawn) for env in lanes]
+        envs = [make_env("atari", index=(i, total)) for i in range(total)]
+        plays = [list(env.drawn) for env in envs]
         counts = np.bincount(np.concatenate(plays), minlength=10)
         assert counts.min() >= max(1, total // 10) and counts.max() == most
         assert all(len(tasks) == 1 for tasks in plays) or total < 10
         assert all(
-            set(env.tasks) == set(GAMES) for env in lanes
+            set(env.tasks) == set(GAMES) for env in envs
         )  # indices and sizes stay the whole benchmark's
         if total >= 10:
             assert [tasks[0] for tasks in plays] == [i % 10 for i in range(total)]
     assert plays == [[0, 4, 8], [1, 5, 9], [2, 6], [3, 7]]
-    assert list(make_env("procgen-easy", lane=(1, 3)).drawn) == [0, 1, 2, 3, 4]  # not spread: drawn at random
+    assert list(make_env("procgen-easy", index=(1, 3)).drawn) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # not spread: drawn at random
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_vector_environments_keep_to_their_games(asynchronous):
     both = make_vector_env("atari", 3, asynchronous, tasks="Breakout,Qbert,Pong", attempts=1)
-    single = make_env("atari", "Breakout,Qbert,Pong", lane=(1, 3))
+    single = make_env("atari", "Breakout,Qbert,Pong", index=(1, 3))
     for seed in (0, 7):
         obs, info = both.reset(seed=seed)
         assert list(info["task"]) == ["Breakout", "Qbert", "Pong"] and info["task_id"].tolist() == [0, 1, 2]

@@ -204,7 +204,7 @@ def test_an_action_that_is_no_number_is_the_policys_fault():
 @pytest.mark.parametrize("task", [Spoilt, SpoiltImage])
 @pytest.mark.parametrize("kind", [None, InProcess, InWorkers])
 def test_one_and_the_same_array_each_time_is_copied(task, kind):
-    "What is stored of it differs, from step to step, from the environment to the trainer's lanes."
+    "What is stored of it differs, from step to step, from the environment to the episode buffer."
     make = functools.partial(MultiTaskEnv, {"Same": task}, attempts=2)
     own = (1 if task is Spoilt else 10) * np.array([1, 1, 1, 2, 2, 2, 2]) + np.array([0, 1, 2, 0, 1, 2, 3])
     if kind is None:
@@ -214,15 +214,15 @@ def test_one_and_the_same_array_each_time_is_copied(task, kind):
     else:
         envs = kind([make] * 2)
         obs = parts(envs.reset(seed=0)[0])
-        lanes = EpisodeBuffer(
+        buffer = EpisodeBuffer(
             2, 6, {name: (value.shape[1:], value.dtype) for name, value in obs.items()}, rng=None
         )
-        lanes.start(1, obs, time=0)
+        buffer.start(1, obs, time=0)
         for _ in range(6):
             obs, reward_E, _, _, info = envs.step(np.zeros(2, dtype=int))
-            lanes.append(parts(obs), reward_E)
-        lanes.end(1, parts(info["final_obs"][1]))
-        seen, _, _ = lanes.segment(1)
+            buffer.append(parts(obs), reward_E)
+        buffer.end(1, parts(info["final_obs"][1]))
+        seen, _, _ = buffer.segment(1)
         envs.close()
     picture = seen["image"][:, 0, 0, 0] if task is SpoiltImage else seen["vector"][:, :2].sum(1)
     assert picture.tolist() == own.tolist()

@@ -459,8 +459,6 @@ def test_policy_remembers_its_own_rollout_only():
         if t == 3:
             together.reset([False, True])
         actions.append(together(obs_TBO[t]))
-    for lane, first in ((0, 0), (1, 3)):
+    for e, first in ((0, 0), (1, 3)):
         alone = Policy(agent, config, greedy=True)
-        assert [int(alone(obs_TBO[t, lane])) for t in range(first, 8)] == [
-            int(a[lane]) for a in actions[first:]
-        ]
+        assert [int(alone(obs_TBO[t, e])) for t in range(first, 8)] == [int(a[e]) for a in actions[first:]]
