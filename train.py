@@ -52,13 +52,13 @@ def main(argv: list[str] | None = None) -> list[dict] | None:
 
 
 def set_up(run: Run) -> None:
-    """Make the parts of a run. With --resume, put each of them back as the checkpoint holds it."""
+    """Make the parts of a run. With --resume, `open` restores weights, optimizer, counters and replay, `start` the rest."""
     config, seeds = run.config, run.seeds
     run.env = make_env(**env_arguments(config))  # never stepped: it knows the tasks and their sizes
     run.replay = make_replay(config, run.env, run.folder, run.device, seeds["replay"])
     run.agent = make_agent(config, run.env).to(run.device)
     run.optimizer, run.schedule = make_optimizer(run.agent, config)
-    saved = run.open()  # locks the folder, reads the checkpoint, opens the log
+    saved = run.open()  # also locks the folder and opens the log
 
     run.envs = make_vector_env(
         num_envs=config.num_envs,
@@ -66,9 +66,10 @@ def set_up(run: Run) -> None:
         worker_timeout=config.worker_timeout,
         **env_arguments(config),
     )
+    # Longer rollouts are cut into segments, at lengths that differ, so that not all segments end at once.
     length, longest = run.replay.max_length, run.env.max_rollout_length
-    stagger = None if longest and longest <= length else run.rng  # whole rollouts need no cuts
-    run.buffer = EpisodeBuffer(config.num_envs, length, run.env.parts, stagger)
+    cuts = None if longest and longest <= length else run.rng
+    run.buffer = EpisodeBuffer(config.num_envs, length, run.env.parts, cuts)
     run.policy = Policy(run.agent, config, config.num_envs, seed=seeds["policy"])
     run.start(saved)
 
@@ -98,32 +99,34 @@ def collect(run: Run) -> None:
     learning = run.can_learn()
     action_E = explore(run.policy(buffer.newest()), run.epsilon(), run.agent, run.rng)
     obs, reward_E, terminated_E, truncated_E, info = run.envs.step(action_E)
-    obs_E, done_E, lost_E = parts(obs), terminated_E | truncated_E, info["lost"]
+    obs_E, ended_E, lost_E = parts(obs), terminated_E | truncated_E, info["lost"]
     buffer.append(obs_E, reward_E)
-    for e in np.flatnonzero(lost_E):  # its process died: `obs_E` is already the first of another rollout
+    for e in np.flatnonzero(
+        lost_E
+    ):  # its process died with the segment: `obs_E` is already another rollout's first
         run.begin(e, obs_E)
         run.lost += 1
-    for e in np.flatnonzero(done_E | (buffer.full() & ~lost_E)):
+    for e in np.flatnonzero(ended_E | buffer.full()):
         # Where a rollout has just ended, `obs_E` is already the first observation of the next one. The last of the
         # old one, from which a truncated rollout bootstraps, comes in `info`. No step is spent on the reset.
-        if done_E[e]:
+        if ended_E[e]:
             buffer.end(e, parts(info["final_obs"][e]))
         obs_T, reward_T, start = buffer.segment(e)
         action_T = actions_in(obs_T["vector"], run.env, run.agent)
-        last_info = info["final_info"] if done_E[e] else info
+        last_info = info["final_info"] if ended_E[e] else info
         task, image_T = int(last_info["task_id"][e]), obs_T.get("image")
         # Truncated is not terminated: its value bootstraps from the last observation. Nor is a cut an end.
         run.replay.add(obs_T["vector"], action_T, reward_T, bool(terminated_E[e]), start, task, image=image_T)
-        if done_E[e]:
+        if ended_E[e]:
             run.count_rollout(last_info, e)
             run.begin(e, obs_E)
         else:  # a cut in a long rollout is no end: the clock runs on
             buffer.start(e, obs_E, time=start + len(reward_T))
-    if (done_E | lost_E).any():
-        run.policy.reset(done_E | lost_E)
+    if (ended_E | lost_E).any():
+        run.policy.reset(ended_E | lost_E)
     run.steps += config.num_envs * distributed.world_size()
-    # Updates per env step accumulate as a fraction. Each of several processes counts its own steps: together they
-    # learn as often from each step as one process would, from batches so many times larger.
+    # Updates per env step accumulate as a fraction. Each of several processes counts its own steps: N processes make
+    # one Nth of the updates, from batches N times as large.
     if learning:
         run.updates_owed += config.num_envs / config.env_steps_per_update
 
@@ -184,6 +187,7 @@ class WarmUp:
 def make_optimizer(agent: Agent, config) -> tuple[torch.optim.Optimizer, WarmUp]:
     """AdamW on the parameters that learn, and its warm-up. Source: Table 1; warm-up: authors' script."""
     learning = [p for p in agent.parameters() if p.requires_grad]
+    # Fused, because that version reads found_inf, by which an update is skipped.
     optimizer = torch.optim.AdamW(learning, weight_decay=config.weight_decay, fused=True)
     return optimizer, WarmUp(optimizer, config.learning_rate, config.warmup_updates)
 

@@ -10,9 +10,9 @@ r"""One gradient step, in the order of the paper.
 Why      each loss exists in two versions, independent of the scale of returns or dependent on it: four variants
 Paper    AMAGO-2 section 3, equations 1 to 4, Table 1, Figure 2
 Shapes   B windows of T steps and T+1 observations; S real steps of them, flattened in order of time; D state
-         width; A action; C critics; G discounts; N bins; K action samples; P parameters that learn
-Notes    the host knows every shape and reads no result, so a GPU never waits: real steps are taken by index, and an
-         update that is not finite is skipped on the device
+         width; A action; C critics; G discounts; N bins; K action samples; P parameters with a gradient;
+         R rows: all B (T+1) states. Observations, times and states have T+1 columns, also where a name says BT
+Notes    the host knows every shape and reads no result here, so a GPU never waits for it
 """
 
 from collections import defaultdict
@@ -37,11 +37,11 @@ def update(
 
     `optimizer` and `schedule` come from `train.make_optimizer`; `mean` averages a tensor over processes that train
     together. Metrics are scalars, but for `filter/<discount>` (G,), `bins/<discount>` (G, N), `share/...`
-    (num_tasks,), and `not_finite` (2, parameters): are weights, is the gradient not finite? Source: Table 1.
+    (num_tasks,), and `not_finite` (2, P): row 0 of the weights, row 1 of the gradients. Source: Table 1.
     """
     agent.train()
     optimizer.zero_grad()
-    # Input statistics change here and nowhere else, from the observations of real steps.
+    # Input statistics change here and nowhere else. Real are o_0, and o_{t+1} where step t is real.
     seen_BT1 = F.pad(batch.mask_BT, (1, 0), value=True)
     agent.encoder.update_statistics(batch.obs_BTO, seen_BT1, *([mean] if mean else []))
 
@@ -64,7 +64,8 @@ def update(
     skipped = (~norm.isfinite()).float()
     metrics |= {"gradient_norm": norm, "skipped": skipped, "not_finite": ~norms_2P.isfinite()}
 
-    # A skipped update changes nothing: the optimizer reads found_inf, the others move by 0.
+    # A skipped update moves no weight: a fused optimizer reads found_inf, warm-up and targets move by 0. (Clipping
+    # by a NaN makes every gradient NaN, but nothing reads them. Statistics and power iterations have moved already.)
     nn.utils.clip_grads_with_norm_(parameters, config.grad_clip, norm)
     optimizer.found_inf = skipped
     optimizer.step()
@@ -79,17 +80,17 @@ SHARES = ("share/states", "share/actor", "share/critic", "share/gradient")  # lo
 
 
 def groups(batch, config) -> list:
-    """Split a batch into groups of about `steps_per_pass` steps, each trimmed to its longest window.
+    """Split a batch into groups of up to `steps_per_pass` steps or one window, each trimmed to its longest window.
 
-    The replay sorts windows by length, so most padding is left out.
+    The replay sorts windows by length, so this leaves out most padding. A group itself is not split again.
     """
     parts, first, longest = [], 0, batch.lengths[0]
-    for last, length in enumerate(batch.lengths):
-        full = (last - first + 1) * (longest + 1) > config.steps_per_pass
+    for end, length in enumerate(batch.lengths):
+        full = (end - first + 1) * (longest + 1) > config.steps_per_pass
         # A window shorter than half of the longest would be mostly padding.
-        if last > first and (full or 2 * length < longest):
-            parts.append(batch.windows(first, last))
-            first, longest = last, length
+        if end > first and (full or 2 * length < longest):
+            parts.append(batch.windows(first, end))
+            first, longest = end, length
     return [*parts, batch.windows(first, len(batch.lengths))]
 
 
@@ -108,8 +109,7 @@ def add_gradients(
 ) -> dict[str, Tensor]:
     """Add the gradients of a batch's windows to the parameters; returns their part of the metrics.
 
-    `all_states` real steps share the loss, those of other groups included. Adds each task's part of the losses and
-    of the gradient to `by_task` (len(SHARES), num_tasks) in place.
+    `all_states` real steps share the loss. Adds each task's part of it to `by_task` (len(SHARES), num_tasks).
     """
     variant, real_S, (_, T) = VARIANTS[config.variant], batch.real_S, batch.mask_BT.shape
     autocast = torch.autocast(real_S.device.type, torch.bfloat16, enabled=config.precision == "bf16")
@@ -127,7 +127,7 @@ def add_gradients(
     stored_SA = agent.action_vectors(action_S)
     chunks = [slice(i, i + config.chunk) for i in range(0, len(real_S), config.chunk)]
 
-    # ---- Targets, for all states: PopArt learns from all of them before any loss is computed.
+    # ---- Targets, for all states of this part: PopArt learns from them before any loss is computed.
     with autocast:
         q_next_SG = torch.cat([next_values(agent, next_SD[part], variant.reduce) for part in chunks])
     # y_t = r_t + gamma Qbar(h_{t+1}, a' ~ pibar(h_{t+1})),  and r_t alone where the task is over
@@ -145,7 +145,7 @@ def add_gradients(
     # Plain: loss = actor_loss(h).mean() + lambda * critic_loss(h).mean(); loss.backward(). The same gradients,
     # but only `chunk` states' worth of actor and critic activations exist at a time: on a CPU that is the
     # difference between cache and memory.
-    grad_SD, metrics, sizes = torch.empty_like(h_SD), defaultdict(float), []
+    grad_SD, metrics, losses = torch.empty_like(h_SD), defaultdict(float), []
     for part in chunks:
         h, stored_S1A = h_SD[part].requires_grad_(), stored_SA[part].unsqueeze(1)
         with autocast:
@@ -155,7 +155,7 @@ def add_gradients(
         actor_loss, critic_loss, share = actor_loss_SG.mean(), critic_loss_CSG.mean(), len(h) / all_states
         ((actor_loss + config.critic_weight * critic_loss) * share).backward()
         grad_SD[part] = h.grad
-        sizes.append((actor_loss_SG.detach().abs().mean(1), critic_loss_CSG.detach().mean((0, 2))))
+        losses.append((actor_loss_SG.detach().abs().mean(1), critic_loss_CSG.detach().mean((0, 2))))
         logged |= more | {"loss/actor": actor_loss.detach(), "loss/critic": critic_loss.detach()}
         logged |= {"entropy": policy.entropy()[:, -1].detach().mean()}  # of the policy that acts
         logged |= {"value": q_CSG[..., -1].mean() / config.reward_scale}
@@ -163,7 +163,7 @@ def add_gradients(
             metrics[name] += value * share
 
     # For the log alone: learning never sees a task's number.
-    actor_S, critic_S = (torch.cat(parts) for parts in zip(*sizes))
+    actor_S, critic_S = (torch.cat(parts) for parts in zip(*losses))
     by_task.index_add_(
         1, task_S, torch.stack([torch.ones_like(actor_S), actor_S, critic_S, grad_SD.norm(dim=1)])
     )
@@ -175,8 +175,8 @@ def add_gradients(
 
 @torch.no_grad()
 def next_values(agent: Agent, next_SD: Tensor, reduce: Callable) -> Tensor:
-    """Values (S, G) of the target policy's actions in the next states, from a pair of target critics."""
-    # Qbar(h', a' ~ pibar(h')), reduced over two critics that are drawn for each state and discount
+    """Values (S, G) of the target policy's actions in the next states, from two target critics."""
+    # Qbar(h', a' ~ pibar(h')), reduced over two critics, drawn with replacement for each state and discount
     policy = agent.policy(agent.target_actor(next_SD))
     q_CSG = agent.value.target_values(next_SD, policy, agent.popart)
     subset_RSG = draw_subset(len(q_CSG), q_CSG.shape[1:], device=next_SD.device)

@@ -28,7 +28,7 @@ PARTS = {
     "learner, untrained": ["--shapes", "popgym-paper", "--no_memory"],  # the entropy of a fresh policy
 }
 QUICK = {
-    "learner": ["--shapes", "small", "--repeats", "1", "--no_memory"],
+    "learner": ["--shapes", "laptop", "--repeats", "1", "--no_memory", "--threads", "1"],
     "rollout": ["--cases", "popgym-8", "--seconds", "1"],
 }
 QUICK["replay"] = ["--cases", "vectors-laptop", "--seconds", "1"]

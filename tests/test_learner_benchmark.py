@@ -81,12 +81,12 @@ def test_sizes_are_those_of_the_environments():
             assert all(env.layout[part] == where for part, where in (expected[4] or {}).items())
 
 
-def test_at_the_small_shape_our_update_takes_less_than_two_thirds_of_the_plain_one():
-    "Both in one run; the margin is wide, because other work may share the cores."
+def test_at_the_small_shape_our_update_takes_less_than_four_fifths_of_the_plain_one():
+    "Both in one run, where 1.6 was measured; the margin is wide, because other work may share the cores."
     table = learner.rows(
         ["small"], repeats=3, entropy=0.3, implementations=("plain", "float32"), memory=False
     )
-    assert next(row["ratio"] for row in table if row["case"] == "small float32") > 1.5
+    assert next(row["ratio"] for row in table if row["case"] == "small float32") > 1.25
 
 
 def test_bench_writes_one_table_of_all_three(tmp_path):

@@ -7,10 +7,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # First the benchmark as it is; then with a leak of 50 kB a step, as if an environment kept its frames.
 CODE = """
-import sys, plot
+import sys, plots.runs
 sys.path.insert(0, "benchmarks")
 import memory
-plot.plot_run = lambda folder: folder
+plots.runs.plot_run = lambda folder: folder
 kept = memory.main(["--steps", "8000", "--levels", "100"])
 leak, collect = [], memory.train.collect
 memory.train.collect = lambda run: (leak.append(b"x" * 200_000 + bytes(len(leak))), collect(run))
