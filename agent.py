@@ -64,6 +64,7 @@ class TwoHotValue(nn.Module):
 
     def policy_values(self, h_SD: Tensor, policy: Distribution, samples: int, popart: PopArt) -> Tensor:
         """Normalised values (C, S, G) of the policy's own actions, with a gradient to the policy alone."""
+        # OFFICIAL: the mean over K samples with a straight-through gradient; Eq. 2 prints one action.
         action_KSGA = policy.rsample(samples)
         q_CSG = self.support.decode(frozen(self.critics, h_SD, action_KSGA)).mean(1)
         # This critic has no output layer for PopArt to correct: its returns are normalised as they are. OFFICIAL: the

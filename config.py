@@ -83,9 +83,12 @@ class Config:
     n_step: int = 1  # rewards in a target before it bootstraps | section 3: one
     critic_weight: float = 10.0  # lambda: weight of the critic's loss; the actor's is 1 | authors' code
     reward_scale: float = 200.0  # rewards are multiplied by this before learning | authors' script
-    action_samples: int = 3  # K: sampled actions in the value of a state, Eq. 4 | authors' code
-    chunk: int = 256  # states per chunk of critic work; changes memory and speed, not results | our choice
-    # env steps whose activations are in memory together; changes memory and speed, not results | our choice
+    action_samples: int = (
+        3  # K: sampled actions in the value of a state, Eq. 4 (and Eq. 2 of dep_ind) | authors' code
+    )
+    chunk: int = 256  # states per chunk of critic work; changes memory, speed and random draws | our choice
+    # env steps whose activations are in memory together; changes memory, speed, and how often an update draws
+    # dropout and makes power iterations | our choice
     steps_per_pass: int = 2048
     augment: bool = False  # random shifts of images in training | appendix A
     # ---- the networks
@@ -108,8 +111,8 @@ class Config:
     # labels of returns: two-hot, or HL-Gauss, which the paper does not use | Eq. 5, 6
     value_label: Literal["twohot", "hlgauss"] = "twohot"
     popart_beta: float = 5e-4  # step size of PopArt's statistics | authors' code
-    prob_low: float = 1e-6  # lower clip of discrete probabilities | our choice, for 27 actions
-    prob_high: float = 1.0  # upper clip of discrete probabilities | our choice, for 27 actions
+    prob_low: float = 1e-6  # lower clip of discrete probabilities | DEVIATION, for 27 actions
+    prob_high: float = 1.0  # upper clip of discrete probabilities | DEVIATION, for 27 actions
     # ---- reporting
     log_every: int = 50  # updates between rows of metrics.jsonl
     eval_every: float = 5.0  # minutes between evaluations

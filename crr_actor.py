@@ -180,7 +180,7 @@ def value_loss(q_C: Tensor) -> tuple[Tensor, dict]:
 
     `q_C` (C, ...) are the critics' normalised values of the policy's own action. Their gradient goes through
     that action (or its probabilities); the caller must block gradients to the critics. The smallest of the C
-    values is used (authors' code). Source: Eq. 2.
+    values is used. OFFICIAL: the paper does not print this minimum. Source: Eq. 2.
     """
     # Eq. 2:  L = -Q(h_t, a ~ pi(h_t))
     q = q_C.amin(0)

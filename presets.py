@@ -90,7 +90,7 @@ PIXELS = {"reward_scale": 10.0, "augment": True, "steps_per_pass": 1024}
 ONLY = {
     "metaworld": {"attempts": 3, "segment_length": 1024, "epsilon_steps": 2_000_000}
     | {"epsilon_late_start": 0.8, "epsilon_late_end": 0.01},
-    # With 27 actions, the usual clip to [0.001, 0.99] would make 2.6% of a sharp policy's actions random.
+    # DEVIATION: with 27 actions, the authors' clip to [0.001, 0.99] would make 2.6% of a sharp policy's actions random.
     "popgym": {"attempts": 2, "prob_low": 1e-6, "prob_high": 1.0}
     | {"reward_scale": 200.0, "warmup_updates": 2000},
     "procgen-easy": PIXELS | {"attempts": 2, "segment_length": 512, "steps": 275_000_000},

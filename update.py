@@ -12,7 +12,7 @@ Paper    AMAGO-2 section 3, equations 1 to 4, Table 1, Figure 2
 Shapes   B windows of T steps and T+1 observations; S real steps of them, flattened in order of time; D state
          width; A action; C critics; G discounts; N bins; K action samples; P parameters with a gradient;
          R rows: all B (T+1) states. Observations, times and states have T+1 columns, also where a name says BT
-Notes    the host knows every shape and reads no result here, so a GPU never waits for it
+Notes    the host knows every shape and reads no result here, so a GPU never waits for it (but for BabyAI's encoder)
 """
 
 from collections import defaultdict
