@@ -88,7 +88,8 @@ def plot_scale(out: str | Path | None = None) -> Path:
             axis.plot(error_E, np.where(loss_E > 0, loss_E, np.nan), label=f"{target:,.0f}")
         ratio = loss_YE[-1, 0] / loss_YE[0, 0]  # the first error is -0.5
         print(f"{name}: loss of target {TARGETS[-1]:,.0f} / loss of target {TARGETS[0]:g} = {ratio:.3g}")
-        axis.set_title(f"{name}\nlargest / smallest target at -50%: {ratio:,.1f} times")
+        times = f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.1f}"
+        axis.set_title(f"{name}\nlargest / smallest target at -50%: {times} times")
         axis.set(yscale="log", ylabel="squared units of return")
         if name in CLASSIFIERS:  # one y range, so that their heights compare
             axis.set(ylim=(0.5, 35), ylabel="nats")
