@@ -29,9 +29,9 @@ PARTS = {
 }
 QUICK = {
     "learner": ["--shapes", "laptop", "--repeats", "1", "--no_memory", "--threads", "1"],
-    "rollout": ["--cases", "popgym-8", "--seconds", "1"],
+    "rollout": ["--cases", "popgym-8", "--seconds", "0.2"],
 }
-QUICK["replay"] = ["--cases", "vectors-laptop", "--seconds", "1"]
+QUICK["replay"] = ["--cases", "vectors-laptop", "--seconds", "0.2"]
 
 
 def processor() -> str:

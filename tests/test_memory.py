@@ -11,10 +11,10 @@ import sys, plots.runs
 sys.path.insert(0, "benchmarks")
 import memory
 plots.runs.plot_run = lambda folder: folder
-kept = memory.main(["--steps", "8000", "--levels", "100"])
+kept = memory.main(["--steps", "4000", "--levels", "50"])
 leak, collect = [], memory.train.collect
 memory.train.collect = lambda run: (leak.append(b"x" * 200_000 + bytes(len(leak))), collect(run))
-print("statuses", kept, memory.main(["--steps", "3000", "--levels", "0"]))
+print("statuses", kept, memory.main(["--steps", "1600", "--levels", "0"]))
 """
 
 
