@@ -202,6 +202,8 @@ def main(argv: list[str] | None = None) -> list[dict]:
             raise ValueError(f"{flag} {file}: there is no folder {file.parent}")
     policy = load(path, device=device, greedy=greedy)
     config = policy.config
+    if config.threads:  # as in training: more threads only slow down a small network
+        torch.set_num_threads(config.threads)
     with closing(make_env(**evaluation_arguments(config, split))) as env:
         chosen = env.tasks if options.tasks is None else options.tasks.replace(",", " ").split()
         if not chosen:

@@ -69,7 +69,8 @@ class Logger:
         # TensorBoard forgets everything from `purge_step` on.
         self.board = SummaryWriter(self.folder / "tensorboard", purge_step=steps + 1)
         form = "{percentage:3.0f}%|{bar:12}| {remaining} left, {desc}"
-        self.bar = tqdm(total=1.0, initial=self.progress(steps), bar_format=form, dynamic_ncols=True)
+        initial = min(1.0, self.progress(steps))  # a run that had ended may be resumed
+        self.bar = tqdm(total=1.0, initial=initial, bar_format=form, dynamic_ncols=True)
 
     def _save_files(self) -> None:
         for name, content in self.unsaved.items():
