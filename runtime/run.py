@@ -153,9 +153,9 @@ class Run:
 
     def signal(self) -> int:
         """The number of the signal that asks this run to stop, in any process; 0 if there is none."""
-        self.interrupted = distributed.maximum(self.log.stop_signal or 0)
-        # A signal that came meanwhile stays, for the next time that all are asked.
-        self.log.stop_signal = self.log.stop_signal or self.interrupted or None
+        # Another process's signal is not noted in the log: this one's own comes a moment later, and would look like a
+        # second request, which stops at once.
+        self.interrupted = distributed.maximum(self.log.stop_signal or self.interrupted)
         return self.interrupted
 
     def epsilon(self) -> np.ndarray:
