@@ -65,7 +65,8 @@ class Config:
     # epsilon_start at a rollout's end; None: no change within a rollout | authors' script (Meta-World)
     epsilon_late_start: float | None = None
     epsilon_late_end: float | None = None  # epsilon_end at a rollout's end; None: no change | authors' script
-    epsilon_steps: int = 1_000_000  # length of the schedule, steps of each environment | authors' script
+    # length of the schedule, env steps over all environments | authors' script
+    epsilon_steps: int = 12_000_000
     segment_length: int = 2000  # longer rollouts are stored in segments of 3/4 to all of this | our choice
     replay_trajectories: int | None = 15_000  # replay capacity, trajectories | Table 1 (POPGym)
     replay_steps: int | None = None  # replay capacity, env steps; give exactly one of the two | Table 1

@@ -45,13 +45,18 @@ LIMIT = 0.999  # actions reach a critic within +- this much | authors' code
 
 
 def stacked_layers(critics: int, widths: list[int]) -> tuple[nn.ParameterList, nn.ParameterList]:
-    "Weights (C, in, out) and biases (C, 1, out) of C >= 1 independent MLPs of the given widths."
+    """Weights (C, in, out) and biases (C, 1, out) of C >= 1 independent MLPs of the given widths.
+
+    Weights are uniform with variance 1 / in, biases uniform within 1 / sqrt(in). Source: authors' code.
+    """
     if critics < 1:
         raise ValueError(f"critics must be at least 1, got {critics}")
     weight, bias = nn.ParameterList(), nn.ParameterList()
     for fan_in, fan_out in itertools.pairwise(widths):
         bound = 1 / math.sqrt(fan_in)
-        weight.append(nn.Parameter(torch.empty(critics, fan_in, fan_out).uniform_(-bound, bound)))
+        # A uniform distribution within +-b has the variance b^2 / 3.
+        widest = math.sqrt(3) * bound
+        weight.append(nn.Parameter(torch.empty(critics, fan_in, fan_out).uniform_(-widest, widest)))
         bias.append(nn.Parameter(torch.empty(critics, 1, fan_out).uniform_(-bound, bound)))
     return weight, bias
 

@@ -73,7 +73,8 @@ BEYOND = {
     "epsilon_end": 0.05,  # exploration noise, at the end of the schedule | authors' script
     "epsilon_late_start": None,  # epsilon_start at a rollout's end, if different | authors' script
     "epsilon_late_end": None,  # epsilon_end at a rollout's end, if different | authors' script
-    "epsilon_steps": 1_000_000,  # length of the schedule, steps of each environment | authors' script
+    # 1 M steps of each of the authors' 12 environments (BabyAI 0.5 M, Meta-World 2 M).
+    "epsilon_steps": 12_000_000,  # length of the schedule, env steps over all environments | authors' script
     "segment_length": 2000,  # longer rollouts are stored in segments of 3/4 to all of this | our choice
     "threads": None,  # CPU threads of one operation; None: the number of cores | our choice
     # ---- length of a run, reporting
@@ -88,7 +89,7 @@ BEYOND = {
 # steps: section 4. Segments of 4 contexts (POPGym: whole rollouts): our choice.
 PIXELS = {"reward_scale": 10.0, "augment": True, "steps_per_pass": 1024}
 ONLY = {
-    "metaworld": {"attempts": 3, "segment_length": 1024, "epsilon_steps": 2_000_000}
+    "metaworld": {"attempts": 3, "segment_length": 1024, "epsilon_steps": 24_000_000}
     | {"epsilon_late_start": 0.8, "epsilon_late_end": 0.01},
     # DEVIATION: with 27 actions, the authors' clip to [0.001, 0.99] would make 2.6% of a sharp policy's actions random.
     "popgym": {"attempts": 2, "prob_low": 1e-6, "prob_high": 1.0}
@@ -96,7 +97,7 @@ ONLY = {
     "procgen-easy": PIXELS | {"attempts": 2, "segment_length": 512, "steps": 275_000_000},
     "procgen-memory-hard": PIXELS | {"attempts": 2, "segment_length": 3072, "steps": 2_700_000_000},
     "atari": PIXELS | {"segment_length": 256},
-    "babyai": {"attempts": 2, "segment_length": 2048, "epsilon_steps": 500_000, "reward_scale": 1000.0},
+    "babyai": {"attempts": 2, "segment_length": 2048, "epsilon_steps": 6_000_000, "reward_scale": 1000.0},
 }
 
 
@@ -115,7 +116,7 @@ LAPTOP = (
     | {"encoder_hidden": 128, "encoder_dim": 64, "hidden": (64, 64), "critics": 2, "bins": 32}
     | {"gammas": (0.1, 0.9, 0.99), "tau": 0.01}
     | {"learning_rate": 5e-4, "warmup_updates": 100, "weight_decay": 1e-4}
-    | {"num_envs": 64, "env_steps_per_update": 256.0, "epsilon_steps": 30_000, "minutes": 30.0}
+    | {"num_envs": 64, "env_steps_per_update": 256.0, "epsilon_steps": 1_920_000, "minutes": 30.0}
     # A second thread makes operations of this size little faster, and slower when another program uses
     # its core.
     | {"threads": 1, "chunk": 1024}
@@ -127,6 +128,7 @@ LAPTOP_PIXELS = {"encoder_depths": (8, 16, 16), "batch_size": 8, "context": 32, 
     "segment_length": 128,
     "num_envs": 16,
     "env_steps_per_update": 64.0,
+    "epsilon_steps": 480_000,
 }
 LAPTOP_ONLY = {
     # DEVIATION (store_executed): most of the 27 padded actions are invalid and replaced. The actor learns
@@ -135,20 +137,21 @@ LAPTOP_ONLY = {
     # Short horizons make a value depend more on the present action. With little exploration noise, few
     # actions are clipped to the limits, where imitating them would widen the policy.
     "metaworld": {"gammas": (0.5, 0.9, 0.97), "bins": 64, "tau": 0.02, "context": 32, "batch_size": 32}
-    | {"epsilon_start": 0.5, "epsilon_end": 0.1, "epsilon_steps": 10_000}
+    | {"epsilon_start": 0.5, "epsilon_end": 0.1, "epsilon_steps": 160_000}
     | {"epsilon_late_start": 0.5, "epsilon_late_end": 0.1}
     | {"replay_steps": 600_000, "segment_length": 512, "num_envs": 16, "env_steps_per_update": 64.0},
     "procgen-easy": LAPTOP_PIXELS,
     "procgen-memory-hard": LAPTOP_PIXELS,
     "atari": LAPTOP_PIXELS,
-    "babyai": {"batch_size": 12, "replay_steps": 400_000, "segment_length": 512, "num_envs": 32},
+    "babyai": {"batch_size": 12, "replay_steps": 400_000, "segment_length": 512, "num_envs": 32}
+    | {"epsilon_steps": 960_000},
 }
 # The smallest settings that run all parts of the program. They change the laptop scale.
 SMOKE = (
     {"d_model": 16, "d_ff": 32, "layers": 1, "heads": 2, "context": 16, "hidden": (16, 16), "bins": 16}
     | {"encoder_hidden": 16, "encoder_dim": 16, "encoder_depths": (4, 4, 4)}
     | {"gammas": (0.9, 0.99), "batch_size": 4, "warmup_updates": 5}
-    | {"num_envs": 4, "env_steps_per_update": 32.0, "epsilon_steps": 1000, "segment_length": 200}
+    | {"num_envs": 4, "env_steps_per_update": 32.0, "epsilon_steps": 4000, "segment_length": 200}
     | {"steps": 4000, "minutes": None, "log_every": 10, "eval_episodes": 1, "final_episodes": 1}
 )
 

@@ -35,23 +35,22 @@ class SigmaReparamLinear(nn.Module):
     Arguments: `inputs` I, `outputs` D_out, `bias`. sigma is the largest singular value of the weight,
     tracked by one power iteration per training forward, made before use. Buffers `u` (D_out,) and `v` (I,)
     are its singular vectors; they carry no gradient. Training mode alone decides whether they move, also
-    under `no_grad`; in evaluation mode they stand still. Source: sigma-reparam (Zhai et al. 2023), as the
+    under `no_grad`; in evaluation mode they stand still. First weights are a normal of deviation 0.02,
+    truncated at 2, and biases uniform within 1 / sqrt(I). Source: sigma-reparam (Zhai et al. 2023), as the
     authors use it.
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        nn.init.orthogonal_(self.weight)
-        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
+        self.weight = nn.Parameter(nn.init.trunc_normal_(torch.empty(outputs, inputs), std=0.02))
+        bound = inputs**-0.5
+        self.bias = nn.Parameter(torch.empty(outputs).uniform_(-bound, bound)) if bias else None
         self.gamma = nn.Parameter(torch.ones(1))
         # sigma has to be right before the first forward: a policy acts before anything has been trained,
         # in evaluation mode, where u and v stand still, and a sigma from random vectors is far too small.
-        # All singular values of an orthogonal matrix are 1, so one iteration is enough: it takes u and v
-        # into the space that the weight acts on, and there every direction is a leading one.
-        self.register_buffer("v", F.normalize(torch.randn(inputs), dim=0))
-        self.register_buffer("u", torch.zeros(outputs))
-        self.power_iteration()
+        u, _, vh = torch.linalg.svd(self.weight.detach(), full_matrices=False)
+        self.register_buffer("u", u[:, 0].clone())
+        self.register_buffer("v", vh[0].clone())
         self.kept = None  # see scaled_once
 
     @torch.no_grad()
@@ -130,8 +129,7 @@ class Block(nn.Module):
         # head, a norm on what attention adds (norm2), and a norm inside the feed-forward (norm4).
         x = x + self.norm2(self.out((attended * self.head_scale).flatten(-2)))
         inner = self.norm4(F.leaky_relu(self.ff1(self.norm3(x))))
-        inner = self.ff2(F.dropout(inner, self.dropout, self.training))
-        return x + F.dropout(inner, self.dropout, self.training)
+        return x + F.dropout(self.ff2(inner), self.dropout, self.training)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Windows (B, T, D) -> (B, T, D). Every step attends to itself and to what came before it."""

@@ -164,7 +164,7 @@ class Run:
         Source: authors' scripts.
         """
         c, buffer = self.config, self.buffer
-        done = min(1.0, self.steps / (c.num_envs * distributed.world_size()) / c.epsilon_steps)
+        done = min(1.0, self.steps / c.epsilon_steps)
         level = c.epsilon_start + done * (c.epsilon_end - c.epsilon_start)
         if c.epsilon_late_start is not None:  # it also moves from a rollout's start to its end
             late = c.epsilon_late_start + done * (c.epsilon_late_end - c.epsilon_late_start)

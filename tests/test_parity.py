@@ -1,14 +1,18 @@
-"""One whole update of each variant against the authors' numbers: what it computes, and every gradient."""
+"""One whole update of each variant against the authors' numbers: what it computes, every gradient, and first weights."""
+
+import json
 
 import pytest
 import torch
-from authors import golden, state_dict
+from authors import GOLDEN, golden, ours, state_dict
 from test_update import KeepWeights, padded
 
 import update as update_module
 from agent import Agent
 from config import Config
 from crr_actor import Categorical, TanhGaussian
+from presets import preset
+from transformer import SigmaReparamLinear
 from update import VARIANTS, update
 
 FILES = ["ind_ind_discrete", "ind_dep_discrete", "dep_ind_discrete", "dep_dep_discrete"]
@@ -166,3 +170,49 @@ def test_one_update_equals_the_authors(name, monkeypatch):
         torch.testing.assert_close(
             got[key], gradient, rtol=0, atol=atol, msg=lambda m, key=key: f"{key}: {m}"
         )
+
+
+# ------------------------------------------------------------------------------------------ first weights
+
+
+@pytest.fixture(scope="module")
+def fresh_agent():
+    "An untrained agent of the POPGym preset, with the recorded agent's 57 inputs and 27 actions."
+    torch.manual_seed(0)
+    return Agent(Config(**preset("popgym")), 57, 27, discrete=True)
+
+
+def test_first_weights_follow_the_authors_laws(fresh_agent):
+    "Deviation and largest value of every parameter. Sampling errors shrink with the number n of values."
+    recorded, compared = json.loads((GOLDEN / "init.json").read_text()), set()
+    parameters = dict(fresh_agent.named_parameters())
+    for theirs, law in recorded.items():
+        if (pair := ours(theirs, torch.zeros(law["shape"]), heads=8)) is None:
+            continue
+        name, n = pair[0], pair[1].numel()
+        mine = parameters[name].detach()
+        assert mine.shape == pair[1].shape, name
+        compared.add(name)
+        if law["std"] == 0:
+            assert (mine == law["mean"]).all(), name
+            continue
+        assert abs(mine.mean()) < 5 * law["std"] / n**0.5, name
+        assert mine.std().item() == pytest.approx(law["std"], rel=5 / n**0.5), name
+        # The largest of n uniform numbers lies close to their limit; that of n normal ones varies more.
+        normal = law["absmax"] > 3 * law["std"]
+        assert mine.abs().max().item() == pytest.approx(law["absmax"], rel=0.25 if normal else 12 / n), name
+    assert compared == set(parameters)
+
+
+def test_fresh_sigma_reparam_layers_know_their_norm(fresh_agent):
+    "u and v are the first singular vectors, and outputs on normalised inputs deviate as the authors' do."
+    deviations = {"qkv": 0.37, "out": 0.51, "ff1": 0.34, "ff2": 0.67}
+    fresh_agent.eval()
+    for name, layer in fresh_agent.transformer.named_modules():
+        if isinstance(layer, SigmaReparamLinear):
+            sigma = torch.linalg.matrix_norm(layer.weight.detach(), 2)
+            torch.testing.assert_close(layer.u @ layer.weight.detach() @ layer.v, sigma)
+            torch.testing.assert_close(torch.stack([layer.u.norm(), layer.v.norm()]), torch.ones(2))
+            x = torch.randn(500, layer.weight.shape[1])
+            expected = deviations[name.rsplit(".", 1)[-1]]
+            assert layer(x).std().item() == pytest.approx(expected, abs=0.02), name

@@ -118,7 +118,7 @@ def test_what_the_tables_do_not_print():
     assert preset("atari", variant="dep_ind")["reward_scale"] == 10
     attempts = {"popgym": 2, "metaworld": 3, "procgen-memory-hard": 2, "atari": 1, "babyai": 2, "gym": 1}
     assert {name: preset(name)["attempts"] for name in attempts} == attempts
-    steps = {"popgym": 10**6, "babyai": 500_000, "metaworld": 2 * 10**6, "atari": 10**6}
+    steps = {"popgym": 12 * 10**6, "babyai": 6 * 10**6, "metaworld": 24 * 10**6, "atari": 12 * 10**6}
     assert {name: preset(name)["epsilon_steps"] for name in steps} == steps
     late = (preset("metaworld")["epsilon_late_start"], preset("metaworld")["epsilon_late_end"])
     assert late == (0.8, 0.01) and preset("atari")["epsilon_late_start"] is None

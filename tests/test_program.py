@@ -348,12 +348,12 @@ def test_a_video_of_a_task_without_pictures_is_one_line_and_leaves_no_file(train
 
 
 def test_exploration_schedule():
-    "From 1 to .2 over 100 steps of each environment; each rollout takes its own fraction of it."
+    "From 1 to .2 over 400 env steps of all environments; each rollout takes its own fraction of it."
     buffer = SimpleNamespace(
         fraction_E=np.array([0.0, 0.5, 1.0]), time_E=np.array([0, 10, 0]), count_E=np.array([0, 5, 40])
     )
     env = SimpleNamespace(max_rollout_length=30)
-    config = train.Config(num_envs=4, epsilon_steps=100, epsilon_start=1.0, epsilon_end=0.2)
+    config = train.Config(num_envs=4, epsilon_steps=400, epsilon_start=1.0, epsilon_end=0.2)
     for steps, value in ((0, 1.0), (200, 0.6), (400, 0.2), (4000, 0.2)):
         run = SimpleNamespace(steps=steps, config=config, buffer=buffer, env=env)
         np.testing.assert_allclose(Run.epsilon(run), [0, value / 2, value])

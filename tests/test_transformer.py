@@ -277,9 +277,9 @@ def test_step_under_autocast_and_with_a_half_precision_cache():
     model, x_BTI, time_BT = model_and_window()
     full = model(x_BTI, time_BT)
     half = play(model, x_BTI, time_BT, model.init_cache(3, 12, dtype=torch.bfloat16))
-    close(half, full, rtol=0, atol=0.1)
+    close(half, full, rtol=0, atol=0.15)
     with torch.autocast("cpu", torch.bfloat16):
-        close(play(model, x_BTI, time_BT, model.init_cache(3, 12)), full, rtol=0, atol=0.1)
+        close(play(model, x_BTI, time_BT, model.init_cache(3, 12)), full, rtol=0, atol=0.15)
 
 
 # ------------------------------------------------------------------------------------ properties
@@ -327,9 +327,15 @@ def test_dropout_acts_in_training_alone(monkeypatch):
     assert torch.equal(model(x_BTI, time_BT), model(x_BTI, time_BT))
     model.train()
     assert 0.4 < (model.embed(x_BTI, time_BT) == 0).float().mean() < 0.6  # on embeddings
+    # And once in the feed-forward, after its second layer: what it adds is dropped, or doubled as a whole.
+    block, nothing = model.blocks[0], torch.zeros(3, 12, 4, 4)
     x_BTD = torch.randn(3, 12, 16)
-    first, second = (model.blocks[0].after_attention(x_BTD, torch.zeros(3, 12, 4, 4)) for _ in range(2))
-    assert (first - second).abs().max() > 0.1  # on the feed-forward
+    before = x_BTD + block.norm2(block.out(nothing.flatten(-2)))
+    added = block.after_attention(x_BTD, nothing) - before
+    whole = block.eval().after_attention(x_BTD, nothing) - before
+    dropped = added.abs() < 1e-6
+    assert 0.4 < dropped.float().mean() < 0.6
+    close(added[~dropped], 2 * whole[~dropped])
 
 
 def test_mistakes_are_named():
