@@ -34,21 +34,23 @@ from torch.utils.checkpoint import checkpoint
 class RunningNorm(nn.Module):
     """Normalise vectors (..., O) by running means and standard deviations.
 
-    Arguments: `dim` O; `limit` clips the result; `floor` is the smallest standard deviation, so that a
-    feature which was always 0 (padding) stays 0 and its first change is not divided by 0; `memory` is the
-    largest weight of the past, counted in vectors. Up to that many vectors the statistics are exactly those
-    of all data seen; later they are an exponential average, since the data changes as the policy learns.
-    Before the first update the mean is 0 and the standard deviation 1, so vectors within +-`limit` are
-    unchanged. The statistics are float64 buffers, which are saved and loaded.
-    DEVIATION: our choice; the paper does not specify the normalisation.
+    Arguments: `dim` O; `limit` clips the result; `floor` is the smallest standard deviation, as a share of the
+    feature's mean absolute value: smaller ones are rounding errors. A feature that never changed (padding)
+    becomes 0. `memory` is the largest weight of the past, counted in vectors. Up to that many vectors the
+    statistics are exactly those of all data seen; later they are an exponential average, since the data
+    changes as the policy learns. Before the first update the mean is 0 and the standard deviation 1, so
+    vectors within +-`limit` are unchanged. The statistics are float64 buffers, which are saved and loaded.
+    DEVIATION: the paper does not specify the normalisation; the authors' scripts have a floor of 0.01, a limit
+    of 1e4 and a longer memory. An absolute floor would hide a feature measured in small units.
     """
 
-    def __init__(self, dim: int, limit: float = 10.0, floor: float = 0.05, memory: float = 1e6):
+    def __init__(self, dim: int, limit: float = 10.0, floor: float = 1e-6, memory: float = 1e6):
         super().__init__()
         self.limit, self.floor, self.memory = limit, floor, memory
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
         self.register_buffer("mean_O", torch.zeros(dim, dtype=torch.float64))
         self.register_buffer("variance_O", torch.ones(dim, dtype=torch.float64))
+        self.register_buffer("size_O", torch.zeros(dim, dtype=torch.float64))  # mean absolute value
 
     @torch.no_grad()
     def update(self, x: Tensor, mask: Tensor, pool: Callable | None = None) -> None:
@@ -56,7 +58,7 @@ class RunningNorm(nn.Module):
 
         Other vectors have no effect, even NaN; a NaN where the mask is True would corrupt the statistics
         permanently. If the mask is False everywhere, nothing changes. With several processes, `pool` takes
-        this one's sums (3, O) and returns their mean over all processes; `count` and `memory` are then per
+        this one's sums (4, O) and returns their mean over all processes; `count` and `memory` are then per
         process. Raises ValueError if shapes do not fit or the mask is not boolean.
         """
         # A mask of 0s and 1s would be refused by `where` with a message that does not help.
@@ -71,14 +73,15 @@ class RunningNorm(nn.Module):
         x_NO = torch.where(mask_N1, x.reshape(mask.numel(), x.shape[-1]).double(), 0.0)
         number = mask.sum().double()
         # The variance needs a second pass over x: E[x^2] - mean^2 loses its digits where the mean is large.
-        mean_O = x_NO.sum(0) / number.clamp(min=1)
+        mean_O, size_O = x_NO.sum(0) / number.clamp(min=1), x_NO.abs().sum(0) / number.clamp(min=1)
         spread_O = torch.where(mask_N1, x_NO - mean_O, 0.0).square().sum(0) / number.clamp(min=1)
         if pool is not None:
-            # E[x] and E[x^2] over all processes; var = E[x^2] - E[x]^2
-            sums = torch.stack([torch.ones_like(mean_O), mean_O, spread_O + mean_O**2]) * number
-            number_O, sum_O, square_O = pool(sums)
-            number, mean_O = number_O[0], sum_O / number_O.clamp(min=1e-6)
-            spread_O = (square_O / number_O.clamp(min=1e-6) - mean_O**2).clamp(min=0)
+            # E[x], E[|x|] and E[x^2] over all processes; var = E[x^2] - E[x]^2
+            sums = torch.stack([torch.ones_like(mean_O), mean_O, size_O, spread_O + mean_O**2]) * number
+            number_O, *sums_O = pool(sums)
+            number = number_O[0]
+            mean_O, size_O, square_O = (sum_O / number_O.clamp(min=1e-6) for sum_O in sums_O)
+            spread_O = (square_O - mean_O**2).clamp(min=0)
         self.count += number
         # Parallel mean and variance (Chan et al. 1979), where share is the weight of the batch:
         #   mean' = mean + share * delta,  var' = (1 - share) var + share var_x + share (1 - share) delta^2
@@ -88,11 +91,14 @@ class RunningNorm(nn.Module):
         share = torch.where(number > 0, share, 0.0)
         delta_O = mean_O - self.mean_O
         self.mean_O += share * delta_O
+        self.size_O.lerp_(size_O, share)
         self.variance_O.lerp_(spread_O, share).add_(share * (1 - share) * delta_O**2)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., O) -> (..., O), float32, in [-limit, limit]."""
-        deviation_O = self.variance_O.sqrt().clamp(min=self.floor).float()
+        deviation_O = torch.maximum(self.variance_O.sqrt(), self.floor * self.size_O).float()
+        # Divided by infinity, a feature that never changed is 0, and so is the first change of it.
+        deviation_O = torch.where(deviation_O > 0, deviation_O, torch.inf)
         return ((x.float() - self.mean_O.float()) / deviation_O).clamp(-self.limit, self.limit)
 
 
@@ -366,7 +372,7 @@ if __name__ == "__main__":
     print("An update with (1, 10, 0), (3, 30, 0) and a masked vector:")
     print(f"  mean {norm.mean_O.tolist()}, standard deviation {norm.variance_O.sqrt().tolist()}")
     print(f"  the first vector becomes {norm(x_BO[0]).tolist()}")
-    print("  by hand: (1 - 2) / 1 and (10 - 20) / 10; the constant feature is divided by 0.05, not by 0")
+    print("  by hand: (1 - 2) / 1 and (10 - 20) / 10; the constant feature is divided by infinity, not by 0")
 
     encoder = FeedForwardEncoder(input_dim=3, hidden=16, output_dim=8)
     print("Feed-forward encoder:", sum(p.numel() for p in encoder.parameters()), "parameters")

@@ -26,7 +26,7 @@ def batches(count=6, B=4, T=5, O=3):
 
 
 def statistics(norm):
-    return norm.count, norm.mean_O, norm.variance_O
+    return norm.count, norm.mean_O, norm.variance_O, norm.size_O
 
 
 def trained(data):
@@ -64,13 +64,14 @@ def test_a_batch_without_a_real_vector_changes_nothing():
 
 
 def one_pass(norm, x, mask):
-    "The statistics after an update, computed with boolean indexing: (count, mean, variance)."
+    "The statistics after an update, computed with boolean indexing: (count, mean, variance, mean absolute value)."
     rows = x[mask].double()
     count = norm.count + len(rows)
     share = len(rows) / count.clamp(max=norm.memory).clamp(min=len(rows))
     delta = rows.mean(0) - norm.mean_O
     spread = (1 - share) * norm.variance_O + share * rows.var(0, correction=0)
-    return count, norm.mean_O + share * delta, spread + share * (1 - share) * delta**2
+    size = (1 - share) * norm.size_O + share * rows.abs().mean(0)
+    return count, norm.mean_O + share * delta, spread + share * (1 - share) * delta**2, size
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e7])
@@ -100,6 +101,7 @@ def test_processes_pool_their_statistics_also_where_one_has_no_real_vector():
         assert norm.count.item() == len(seen) / 2
         np.testing.assert_allclose(norm.mean_O.numpy(), seen.mean(0), rtol=1e-12)
         np.testing.assert_allclose(norm.variance_O.numpy(), seen.var(0), rtol=1e-8)
+        np.testing.assert_allclose(norm.size_O.numpy(), np.abs(seen).mean(0), rtol=1e-12)
 
 
 def test_an_update_runs_on_the_meta_device():
@@ -129,10 +131,23 @@ def test_only_update_moves_the_statistics():
 
 
 def test_a_feature_that_never_moved_is_zero_and_does_not_explode():
-    norm = RunningNorm(2, limit=10.0, floor=0.05)
-    norm.update(torch.zeros(100, 2), torch.ones(100, dtype=torch.bool))
-    assert norm(torch.zeros(2)).tolist() == [0.0, 0.0]
-    torch.testing.assert_close(norm(torch.tensor([0.05, -3.0])), torch.tensor([1.0, -10.0]))
+    "Padding that was always 0, and a constant: 0, with the first change bounded and finite."
+    norm = RunningNorm(2, limit=10.0)
+    norm.update(torch.tensor([0.0, 0.1]).expand(100, 2), torch.ones(100, dtype=torch.bool))
+    assert norm(torch.tensor([0.0, 0.1])).tolist() == [0.0, 0.0]
+    assert norm(torch.tensor([1e-3, -3.0])).tolist() == [0.0, -10.0]
+
+
+@pytest.mark.parametrize("unit", [1e-12, 1e-3, 1.0, 1e9])
+@pytest.mark.parametrize("base", [0.0, 1.0, 1e5])
+def test_the_unit_of_a_feature_changes_nothing(unit, base):
+    "0 or 1 becomes -1 or 1 in every unit, also on a base that is 100,000 times the difference."
+    norm, x = RunningNorm(1), ((torch.tensor([[0.0], [1.0]]) + base) * unit)
+    norm.update(x, torch.tensor([True, True]))
+    # On the base, float32 itself is only so exact: 2^-24 of 1e5 is 0.006.
+    torch.testing.assert_close(
+        norm(x), torch.tensor([[-1.0], [1.0]]), rtol=0, atol=0.05 if base > 1 else 1e-4
+    )
 
 
 def test_past_its_memory_it_forgets():
