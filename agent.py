@@ -194,7 +194,7 @@ def make_encoder(config, observation_dim: int, image_shape, layout, vocabulary) 
         sizes = (observation_dim, image_shape, c.encoder_dim, c.encoder, c.encoder_depths, c.encoder_hidden)
         return PixelEncoder(*sizes, frames_per_pass=c.steps_per_pass)
     if vocabulary:
-        places = (layout["grid"], layout["tokens"])
+        places = (layout["observation/grid"], layout["observation/tokens"])
         return GridLanguageEncoder(observation_dim, *places, vocabulary, c.encoder_dim, c.encoder_hidden)
     return FeedForwardEncoder(observation_dim, c.encoder_hidden, c.encoder_dim)
 

@@ -112,8 +112,8 @@ class Config:
     # labels of returns: two-hot, or HL-Gauss, which the paper does not use | Eq. 5, 6
     value_label: Literal["twohot", "hlgauss"] = "twohot"
     popart_beta: float = 5e-4  # step size of PopArt's statistics | authors' code
-    prob_low: float = 1e-6  # lower clip of discrete probabilities | DEVIATION, for 27 actions
-    prob_high: float = 1.0  # upper clip of discrete probabilities | DEVIATION, for 27 actions
+    prob_low: float = 1e-6  # lower clip of discrete probabilities | authors' script (POPGym)
+    prob_high: float = 1.0  # upper clip of discrete probabilities | authors' script (POPGym)
     # ---- reporting
     log_every: int = 50  # updates between rows of metrics.jsonl
     eval_every: float = 5.0  # minutes between evaluations

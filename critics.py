@@ -47,7 +47,7 @@ LIMIT = 0.999  # actions reach a critic within +- this much | authors' code
 def stacked_layers(critics: int, widths: list[int]) -> tuple[nn.ParameterList, nn.ParameterList]:
     """Weights (C, in, out) and biases (C, 1, out) of C >= 1 independent MLPs of the given widths.
 
-    Weights are uniform with variance 1 / in, biases uniform within 1 / sqrt(in). Source: authors' code.
+    OFFICIAL: weights are uniform with variance 1 / in, biases uniform within 1 / sqrt(in) (authors' code).
     """
     if critics < 1:
         raise ValueError(f"critics must be at least 1, got {critics}")

@@ -14,8 +14,8 @@ Notes    The vector already contains the previous action, the previous reward an
          the caller) concatenates them.
          Only `update_statistics` changes the statistics. Training calls it once a batch; acting and
          evaluation never do. `random_shift`, too, is called in training alone, once a batch.
-         Our choices, since the paper gives none: the position and number of group norms, all widths after the
-         CNNs and in the grid's encoder, and one linear layer to merge the parts.
+         Our choices, since the paper gives none: all widths after the CNNs and in the grid's encoder, and one
+         linear layer to merge the parts.
 Use      encoder.update_statistics(obs, mask_BT)   # in training, once a batch; mask: real steps, not padding
          e = encoder(obs)                          # (..., E); PixelEncoder takes (vector, image)
 Copy     this file alone; needs torch
@@ -135,25 +135,24 @@ class FeedForwardEncoder(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """x + f(x) on (N, D, H, W), where f applies twice: group norm, leaky ReLU, 3x3 convolution.
+    """norm(x + f(x)) on (N, D, H, W), where f applies twice: leaky ReLU, 3x3 convolution.
 
     Group norm computes its statistics within one frame. With batch norm, the features of a frame would
     depend on the rest of the batch. Source: IMPALA (Espeholt et al. 2018) with the paper's group norm
-    (appendix A). Our choice: a norm before each convolution, and four groups, the largest number that divides
-    all of the paper's depths (16, 20, 32, 36, 64).
+    (appendix A); its place and its four groups are those of the authors' code.
     """
 
     def __init__(self, depth: int, groups: int = 4):
         super().__init__()
-        self.norms = nn.ModuleList([nn.GroupNorm(groups, depth) for _ in range(2)])
+        self.norm = nn.GroupNorm(groups, depth)
         self.convs = nn.ModuleList([nn.Conv2d(depth, depth, 3, padding=1) for _ in range(2)])
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, D, H, W) -> (N, D, H, W)."""
         y = x
-        for norm, conv in zip(self.norms, self.convs):
-            y = conv(F.leaky_relu(norm(y)))
-        return x + y
+        for conv in self.convs:
+            y = conv(F.leaky_relu(y))
+        return self.norm(x + y)
 
 
 def impala_cnn(channels: int, depths: tuple[int, ...]) -> nn.Sequential:
@@ -222,10 +221,10 @@ class PixelEncoder(nn.Module):
         """Do nothing: symlog compresses vectors (..., V), and pixels have a known range."""
 
     def features(self, image_NHWC: Tensor) -> Tensor:
-        """Frames (N, H, W, 3), uint8 -> normalised image features (N, F)."""
+        """Frames (N, H, W, 3), uint8 -> image features (N, F)."""
         # Converted here, so that only the frames of this pass exist as floats. The range is [-0.5, 0.5].
         x = image_NHWC.permute(0, 3, 1, 2).float() / 255 - 0.5
-        return self.image_norm(self.project(self.cnn(x)))
+        return F.leaky_relu(self.image_norm(self.project(self.cnn(x))))
 
     def forward(self, vector: Tensor, image: Tensor) -> Tensor:
         """(..., V) float and (..., H, W, 3) uint8 -> (..., E). Raises ValueError for other images."""

@@ -9,8 +9,8 @@ Try      python envs.py      and, with the benchmarks of suites/ beside it,     
 
 The agent sees one flat float32 vector (O,), whose slices `env.layout` names:
 
-    observation       the task's own features, one-hot where discrete, zeros up to the largest task;
-                      where all tasks have the same named parts (BabyAI), a slice for each part instead
+    observation       the task's own features, one-hot where discrete, zeros up to the largest task; where all
+                      tasks have the same named parts (BabyAI), a slice for each instead: observation/grid
     previous_action   the last action: one-hot over A, or the continuous vector; zeros at a rollout's start
     previous_reward   the real one, before the learner's multiplier, in exploration attempts too
     attempt_start     1 where this is the first observation of an attempt
@@ -22,10 +22,11 @@ Tasks with images: {"image": (H, W, 3) uint8, "vector": the rest of the above, f
 Memory runs through a rollout; only these flags mark the end of an attempt. There is no dead step (OFFICIAL: the
 authors spend one ignored action, except in Meta-World): the observation after an attempt's last action is the
 next attempt's first, and carries that action's reward; the last frame of the finished attempt is dropped. The
-rollout terminates when its last attempt is over, for whatever reason; only the cap `max_steps` truncates it.
+rollout terminates when its last attempt is over, for whatever reason; the cap `max_steps` truncates it, and with
+`task_truncates` so does the task, where there is one attempt.
 
 OFFICIAL  sizes come from the spaces as they are: 27 actions, where the paper's POPGym had 26.
-DEVIATION `attempt`: the paper's agent does not see the index of its attempt.
+DEVIATION `attempt`: seen in all benchmarks; the authors' agents do not see it in Meta-World.
 DEVIATION `store_executed`: `previous_action` shows the valid action that replaced an invalid one.
 """
 
@@ -47,23 +48,29 @@ def flattener(space: spaces.Space, at: int = 0) -> Callable:
     """A function (value, out) that writes a value of `space` into the zeroed vector `out`, from `at` on.
 
     Built once, because it runs at every step, and Gymnasium's own `flatten` takes as long as a task. ValueError for
-    NaN and infinity, and for another shape: NumPy would fill a slice with a single number.
+    NaN and infinity, another shape, and discrete values outside their space: they would change a neighbour's slice.
     """
     if isinstance(space, spaces.Discrete):
-        at -= int(space.start)
+        n, start = int(space.n), int(space.start)
 
         def write(value, out):
-            out[at + int(value)] = 1.0
+            index = int(value) - start
+            if not 0 <= index < n or index + start != value:
+                raise ValueError(f"{value} is not in {space}")
+            out[at + index] = 1.0
     elif isinstance(space, spaces.MultiDiscrete):
-        counts, shape = space.nvec.ravel(), space.shape
-        first = (at + np.cumsum(counts) - counts).reshape(shape) - space.start
+        counts, shape, start = space.nvec, space.shape, space.start
+        first = at + (np.cumsum(counts) - counts.ravel()).reshape(shape)
 
         def write(value, out):
             check_shape(value, shape)
-            out[first + value] = 1.0
+            index = value - start
+            if not ((0 <= index) & (index < counts)).all() or index.dtype.kind not in "iu":
+                raise ValueError(f"{np.asarray(value).tolist()} is not in {space}")
+            out[first + index] = 1.0
     elif isinstance(space, (spaces.Tuple, spaces.Dict)):
         parts = []
-        for key, part in space.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+        for key, part in parts_of(space):
             parts.append((key, flattener(part, at)))
             at += spaces.flatdim(part)
 
@@ -84,6 +91,11 @@ def flattener(space: spaces.Space, at: int = 0) -> Callable:
                 raise ValueError(f"one of its numbers is {part[np.isfinite(part).argmin()]}")
 
     return write
+
+
+def parts_of(space: spaces.Tuple | spaces.Dict) -> list:
+    "(key, part) in order of the keys: equal spaces have one layout, in whatever order they were written."
+    return list(enumerate(space)) if isinstance(space, spaces.Tuple) else sorted(space.items(), key=str)
 
 
 def check_shape(value, shape: tuple[int, ...]) -> None:
@@ -109,7 +121,8 @@ def shared_layout(named: dict[str, spaces.Space], action_space: spaces.Space) ->
         shown = ", ".join(f"{name} {space.shape}" for name, space in named.items())
         raise ValueError(f"images must all have one shape, and no vectors beside them, got {shown}")
     elif isinstance(first, spaces.Dict) and all(space == first for space in others):
-        widths = {name: spaces.flatdim(part) for name, part in first.items()}
+        # The prefix keeps a task's own names, such as `attempt`, apart from ours.
+        widths = {f"observation/{name}": spaces.flatdim(part) for name, part in parts_of(first)}
     else:
         widths = {"observation": max(map(spaces.flatdim, named.values()))}
     A = spaces.flatdim(action_space)
@@ -153,10 +166,10 @@ def observation_padder(space: spaces.Space, layout: dict[str, slice]) -> Callabl
 
 
 class Actions:
-    """How one task's own actions are numbered (discrete) or scaled (continuous).
+    """How one task's own actions are numbered (discrete) or scaled from [-1, 1] to a Box's bounds (continuous).
 
-    `size` is the number of actions, or their dimension; `to_task` maps our action to the task's own.
-    MultiDiscrete actions are numbered in row-major order. ValueError for other spaces.
+    `size` is the number of actions, or their dimension; `to_task` maps our action to the task's own. MultiDiscrete
+    actions are numbered in row-major order. ValueError for other spaces, and for infinite bounds.
     """
 
     def __init__(self, space: spaces.Space):
@@ -165,13 +178,23 @@ class Actions:
             self.size, first = int(space.n), int(space.start)
             self.to_task = lambda action: action + first
         elif isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
-            self.size, shape, first = int(np.prod(space.nvec)), tuple(space.nvec), space.start
+            self.size, shape, first = math.prod(space.nvec.tolist()), tuple(space.nvec), space.start
             self.to_task = lambda action: np.array(np.unravel_index(action, shape)) + first
-        elif isinstance(space, spaces.Box) and space.is_bounded():
+        elif isinstance(space, spaces.Box):
             self.size, shape, dtype = spaces.flatdim(space), space.shape, space.dtype
-            low, high = space.low, space.high
-            # [-1, 1] -> the task's own bounds
-            self.to_task = lambda action: (low + (high - low) * (action.reshape(shape) + 1) / 2).astype(dtype)
+            low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+            whole = dtype.kind in "iub"
+            margin = 0.5 if whole else 0.0  # every whole number has an interval of length 1
+            if not (np.maximum(abs(low), abs(high)) < (2**53 if whole else 1e300)).all():
+                hint = "wrap the environment in gymnasium.wrappers.TransformAction with a bounded Box"
+                raise ValueError(f"its actions {space} have infinite or too large bounds: {hint}")
+
+            def to_task(action):  # in float64: float32 may leave the bounds by a rounding, int8 overflows
+                unit = (action.astype(np.float64).reshape(shape) + 1) / 2
+                value = low - margin + (high - low + 2 * margin) * unit
+                return np.clip(np.rint(value) if whole else value, low, high).astype(dtype)
+
+            self.to_task = to_task
         else:
             raise ValueError(f"actions of type {space} are neither discrete nor bounded vectors")
 
@@ -181,10 +204,8 @@ def shared_action_space(named: dict[str, Actions]) -> spaces.Space:
     discrete = [name for name, actions in named.items() if actions.discrete]
     continuous = [name for name, actions in named.items() if not actions.discrete]
     if discrete and continuous:
-        raise ValueError(
-            f"mixed action kinds: {', '.join(discrete)} discrete, {', '.join(continuous)} continuous. "
-            "Train them apart: one policy has one kind of action"
-        )
+        mixed = f"mixed action kinds: {', '.join(discrete)} discrete, {', '.join(continuous)} continuous"
+        raise ValueError(f"{mixed}. Train them apart: one policy has one kind of action")
     A = max(actions.size for actions in named.values())
     return spaces.Discrete(A) if discrete else spaces.Box(-1, 1, (A,), np.float32)
 
@@ -192,8 +213,7 @@ def shared_action_space(named: dict[str, Actions]) -> spaces.Space:
 def choose_discrete(action, size: int, A: int, rng: np.random.Generator) -> tuple[int, int, bool]:
     """(chosen, executed, valid) for a task with the first `size` of A actions. ValueError for none of the A."""
     chosen = int(action)
-    # An action that no task has would be written into a neighbouring slice of the observation.
-    if not 0 <= chosen < A:
+    if not 0 <= chosen < A:  # it would be written into a neighbouring slice of the observation
         raise ValueError(f"action {chosen} is not one of 0 to {A - 1}")
     valid = chosen < size  # or else a uniformly random valid one is executed (appendix B)
     return chosen, chosen if valid else int(rng.integers(size)), valid
@@ -202,10 +222,8 @@ def choose_discrete(action, size: int, A: int, rng: np.random.Generator) -> tupl
 def choose_continuous(action, size: int, A: int, rng: np.random.Generator) -> tuple:
     """(chosen (A,), executed (size,), True): clipped to [-1, 1], the first `size` dimensions are the task's."""
     chosen = np.clip(np.asarray(action, dtype=np.float32), -1.0, 1.0)
-    if chosen.shape != (A,):
-        raise ValueError(f"an action has shape ({A},), got {chosen.shape}")
-    if not math.isfinite(chosen.dot(chosen)):  # the task would be blamed for it
-        raise ValueError(f"an action must be finite, got {chosen.tolist()}")
+    if chosen.shape != (A,) or not math.isfinite(chosen.dot(chosen)):  # the task would be blamed for it
+        raise ValueError(f"an action is a vector of {A} finite numbers, got {chosen.tolist()}")
     return chosen, chosen[:size], True
 
 
@@ -220,6 +238,7 @@ class Rules(NamedTuple):
     same_variant: bool = False  # the same goal, layout or level in all attempts; else a fresh one in each
     mark_attempts: bool = False  # a black box in images after the first attempt, for policies without memory
     max_steps: int | None = None  # of the rollout, after which it is truncated
+    task_truncates: bool = False  # one attempt that its task truncates is truncated, not terminated
     reward_factors: dict[str, float] | None = None  # {task: factor} on its rewards, as seen and as returned
     clip_rewards: bool = False  # to [-1, 1], as seen and as returned
     store_executed: bool = False  # `previous_action` is the executed action, not the chosen one
@@ -231,41 +250,39 @@ class Attempts:
 
     def __init__(self, count: int, free: int):
         self.count, self.free, self.index, self.steps = count, free, 0, 0
-        self.returns, self.counted, self.success = [0.0] * count, 0.0, None
+        self.returns, self.counted, self.success = [0.0] * count, 0.0, {}
 
     def add(self, reward: float, success: float | None) -> bool:
         """Add a step's reward, and its success where the task reports one (else None). True if the attempt counts."""
         counts = self.index >= self.free
         self.returns[self.index] += reward
         self.counted += reward if counts else 0.0
-        if success is not None:
-            if self.success is None:
-                self.success = np.zeros(self.count, dtype=np.float32)
-            # Once is enough: a Meta-World success may be lost again before the attempt ends.
-            self.success[self.index] = max(self.success[self.index], float(success))
+        if (
+            success is not None
+        ):  # once is enough: a Meta-World success may be lost again before the attempt ends
+            self.success[self.index] = max(self.success.get(self.index, 0.0), float(success))
         return counts
 
     def report(self) -> dict:
         """The info of a rollout's last step; returns and successes are (count,)."""
-        returns = np.array(self.returns, dtype=np.float32)
-        report = {"return": self.counted, "length": self.steps, "attempt_returns": returns}
-        return report if self.success is None else report | {"attempt_success": self.success}
+        report = {"return": self.counted, "length": self.steps, "attempt_returns": np.float32(self.returns)}
+        success = [self.success.get(attempt, 0.0) for attempt in range(self.count)]
+        return report | ({"attempt_success": np.float32(success)} if self.success else {})
 
 
 # A task's own exceptions. SystemExit is among them, so that no task ends the program; Ctrl-C is not.
-FAULTS = (Exception, SystemExit, GeneratorExit)
+FAULTS, NUMBERS = (Exception, SystemExit, GeneratorExit), (bool, int, float, np.bool_, np.number)
+KEPT_ACTIONS = 100_000  # of a rollout, for a snapshot of it
 
 
 def first_line(error: Exception) -> str:
     "The first line of an exception's text."
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def attempt_limit(env: gymnasium.Env) -> int | None:
     """The most steps of an attempt: from a Gymnasium id's spec, or the task's `max_episode_length`. None: unknown."""
-    if env.spec is not None:
-        return env.spec.max_episode_steps
-    return getattr(env.unwrapped, "max_episode_length", None)
+    return env.spec.max_episode_steps if env.spec else getattr(env.unwrapped, "max_episode_length", None)
 
 
 class MultiTaskEnv(gymnasium.Env):
@@ -279,8 +296,8 @@ class MultiTaskEnv(gymnasium.Env):
     where any step of an attempt succeeded. Returns are the task's own, neither multiplied nor clipped.
     Attributes: `tasks` names, `layout`, `observation_size` O, `action_size` A, `discrete`, `image_shape` (or None),
     `parts` {"vector" and perhaps "image": (shape, dtype)}, `max_rollout_length` in steps, None if unlimited.
-    Raises ValueError for tasks or rules that do not fit together, for an action outside the space, and for a task
-    that raises or returns NaN, infinity or another shape: one line with task and step. `ResetNeeded` after the end.
+    Raises ValueError, one line, for tasks or rules that do not fit together, for an action outside the space, and
+    for a task that raises or returns values outside its space; `ResetNeeded` after the end.
     """
 
     def __init__(self, tasks: dict[str, Callable], rules: Rules | None = None, **changed):
@@ -289,8 +306,8 @@ class MultiTaskEnv(gymnasium.Env):
             raise ValueError("no tasks given")
         free = max(0, rules.attempts - 1) if rules.free_attempts is None else rules.free_attempts
         if not 0 <= free < rules.attempts:
-            hint = "--attempts must be at least 1, and free_attempts from 0 to one less, so that an attempt counts"
-            raise ValueError(f"{hint}, got {rules.attempts} and {free}")
+            words = "--attempts must be at least 1, free_attempts from 0 to one less"
+            raise ValueError(f"{words}, got {rules.attempts} and {free}")
         self.tasks, self.attempts, self.free_attempts = list(tasks), rules.attempts, free
         self.drawn = range(len(tasks)) if rules.drawn is None else rules.drawn
         self._factor = [float((rules.reward_factors or {}).get(name, 1.0)) for name in tasks]
@@ -298,6 +315,7 @@ class MultiTaskEnv(gymnasium.Env):
         self._actions = [Actions(env.action_space) for env in self._envs]
         self.action_space = shared_action_space(dict(zip(tasks, self._actions)))
         self.action_size, self.discrete = spaces.flatdim(self.action_space), self._actions[0].discrete
+        self._task_truncates = rules.task_truncates and rules.attempts == 1
         self._choose = choose_discrete if self.discrete else choose_continuous
         seen = [env.observation_space for env in self._envs]
         self.layout = shared_layout(dict(zip(tasks, seen)), self.action_space)
@@ -305,8 +323,7 @@ class MultiTaskEnv(gymnasium.Env):
         self._pad = [observation_padder(space, self.layout) for space in seen]
         self.observation_size = max(part.stop for part in self.layout.values())
         parts = {"vector": spaces.Box(-np.inf, np.inf, (self.observation_size,), np.float32)}
-        if self.image_shape:
-            parts["image"] = spaces.Box(0, 255, self.image_shape, np.uint8)
+        parts |= {"image": spaces.Box(0, 255, self.image_shape, np.uint8)} if self.image_shape else {}
         self.observation_space = spaces.Dict(parts) if self.image_shape else parts["vector"]
         self.parts = {name: (part.shape, part.dtype) for name, part in parts.items()}
         longest = [attempt_limit(env) for env in self._envs]
@@ -338,8 +355,9 @@ class MultiTaskEnv(gymnasium.Env):
         actions = self._actions[task]
         # `_np_random` is what the property `np_random` returns, without the time of a call.
         chosen, executed, valid = self._choose(action, actions.size, self.action_size, self._np_random)
-        self._taken.append(chosen)
         rollout.steps += 1
+        if rollout.steps <= KEPT_ACTIONS:
+            self._taken.append(chosen)
         try:
             frame, own_reward, ended, cut, own_info = self._envs[task].step(actions.to_task(executed))
             own_reward, over, success = float(own_reward), bool(ended or cut), own_info.get("success")
@@ -348,14 +366,17 @@ class MultiTaskEnv(gymnasium.Env):
         reward = own_reward * self._factor[task]
         if not abs(reward) <= 3.4e38:  # the largest float32; not true of NaN either
             raise self._fault(f"returned a reward of {own_reward}")
+        if success is not None and not (isinstance(success, NUMBERS) and math.isfinite(success)):
+            raise self._fault(f"reported info['success'] = {success!r}, which is no number")
         reward = min(max(reward, -1.0), 1.0) if rules.clip_rewards else reward
         counts = rollout.add(own_reward, success)
-        terminated = over and rollout.index == self.attempts - 1
-        next_attempt = over and not terminated
+        last = over and rollout.index == self.attempts - 1
+        next_attempt = over and not last
         if next_attempt:  # no dead step: the old attempt's last frame gives way to the new one's first
             rollout.index += 1
             frame = self._new_attempt()
-        truncated = rollout.steps == rules.max_steps and not terminated
+        terminated = last and bool(ended or not self._task_truncates)
+        truncated = (last or rollout.steps == rules.max_steps) and not terminated
         shown = executed if rules.store_executed else chosen
         obs = self._observe(frame, reward, next_attempt, valid, shown)
         info = {"task": self.tasks[task], "task_id": task}
@@ -375,27 +396,30 @@ class MultiTaskEnv(gymnasium.Env):
 
     def _observe(self, frame, reward: float, attempt_start: bool, valid: bool, action=None):
         "The padded observation, with the action that led to it."
-        attempt = self._rollout.index
         try:
-            obs = self._pad[self._task](frame, action, reward, attempt_start, attempt, valid)
+            obs = self._pad[self._task](frame, action, reward, attempt_start, self._rollout.index, valid)
         except FAULTS as error:
             raise self._fault(f"returned an observation unlike its space: {first_line(error)}") from error
-        if self.image_shape and attempt > 0 and self.rules.mark_attempts:
-            side = self.image_shape[0] // 8  # the paper names no size; 8 of 64 pixels hide little of any game
-            obs["image"][:side, :side] = 0
+        if self.image_shape and self._rollout.index > 0 and self.rules.mark_attempts:
+            obs["image"][1:5, 1:5] = 0  # OFFICIAL: as in the authors' code
         return obs
 
     def _fault(self, deed: str) -> ValueError:
         "The task's mistake in one line."
-        step, attempt = self._rollout.steps, f"attempt {self._rollout.index + 1} of {self.attempts}"
-        when = f"(env step {step} of a rollout, {attempt}). Mend it, or leave it out with --tasks"
-        return ValueError(f"task '{self.tasks[self._task]}' {deed} {when}")
+        when = f"env step {self._rollout.steps} of a rollout, attempt {self._rollout.index + 1} of {self.attempts}"
+        return ValueError(
+            f"task '{self.tasks[self._task]}' {deed} ({when}). Mend it, or leave it out with --tasks"
+        )
 
-    def snapshot(self) -> dict:
-        """The rollout so far: generator's state at its start, task that was asked for, actions since. All else follows."""
+    def snapshot(self) -> dict | None:
+        """The rollout so far: generator's state at its start, task that was asked for, actions since. All else follows.
+
+        None for a rollout of more than `KEPT_ACTIONS` steps, so that one without an end takes no more memory.
+        """
         if self._start is None:
             raise gymnasium.error.ResetNeeded("no rollout has begun: call reset() first")
-        return self._start | {"actions": np.array(self._taken).tolist()}  # a float32 survives as a double
+        kept = self._start | {"actions": np.array(self._taken).tolist()}  # a float32 survives as a double
+        return kept if self._rollout.steps <= KEPT_ACTIONS else None
 
     def render(self) -> np.ndarray | None:
         """A picture (H, W, 3) uint8 of the task that is played, as people see it; None where it has none."""
@@ -415,29 +439,12 @@ if __name__ == "__main__":
         runpy.run_module("suites", run_name="__main__")
         sys.exit()
 
-    class Toy(gymnasium.Env):
-        "Shows one thing; an attempt has two steps, and action 0 pays 1."
-
-        def __init__(self, shown, space: spaces.Space, actions: int):
-            self.shown, self.observation_space, self.action_space = shown, space, spaces.Discrete(actions)
-
-        def reset(self, *, seed=None, options=None):
-            self.time = 0
-            return self.shown, {}
-
-        def step(self, action):
-            self.time += 1
-            return self.shown, float(action == 0), self.time == 2, False, {}
-
-    card, point = (1, spaces.Discrete(3), 2), ((0.5, -0.5), spaces.Box(-1, 1, (2,)), 4)
-    env = MultiTaskEnv({"card": lambda: Toy(*card), "point": lambda: Toy(*point)}, attempts=2)
-    print(
-        f"3 and 2 features, 2 and 4 actions: 3 + 4 + 4 = {env.observation_size} numbers: {' | '.join(env.layout)}"
-    )
-    for task in env.tasks:
-        obs, info = env.reset(seed=0, options={"task": task})
-        for action in (None, 0, 3, 0, 1):
-            if action is not None:
-                obs, *_, info = env.step(action)
-            print(f"{task}, action {action}:".ljust(22), " | ".join(str(obs[s]) for s in env.layout.values()))
-        print(f"attempts earned {info['attempt_returns']}, the second counts: {info['return']}")
+    names = ("CartPole-v1", "Taxi-v3")
+    env = MultiTaskEnv({n: lambda n=n: gymnasium.make(n, max_episode_steps=2) for n in names}, attempts=2)
+    print(f"4 features and 500 places, 2 and 6 actions: 500 + 6 + 4 = {env.observation_size} numbers")
+    env.reset(seed=0, options={"task": "CartPole-v1"})
+    for action in (0, 3, 0, 1):
+        obs, *_, info = env.step(action)
+        flags = {name: obs[part].tolist() for name, part in env.layout.items() if name != "observation"}
+        print(f"CartPole, action {action}:", flags)
+    print(f"attempts earned {info['attempt_returns']}, the second counts: {info['return']}")

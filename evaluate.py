@@ -29,7 +29,7 @@ from config import Config, check_device, refuse_import
 from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
-from suites import BENCHMARKS, env_arguments, evaluation_arguments, held_out_tasks, make_env, nearest
+from suites import BENCHMARKS, env_arguments, held_out_tasks, make_env, nearest
 from suites.scores import add_attempts, format_table, load_bounds, score_rows
 
 # ----------------------------------------------------------------------------------- load and play
@@ -96,7 +96,7 @@ def evaluate(
     steps and the real "attempt_returns".
     """
     with ExitStack() as stack:  # closes the environments, also when a task raises
-        make = lambda: stack.enter_context(closing(make_env(**evaluation_arguments(config, split))))
+        make = lambda: stack.enter_context(closing(make_env(**env_arguments(config), split=split)))
         envs = [make()]
         rollouts = {task: [] for task in tasks or envs[0].tasks}
         queue = deque((task, episode) for episode in range(episodes) for task in rollouts)
@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     config = policy.config
     if config.threads:  # as in training: more threads only slow down a small network
         torch.set_num_threads(config.threads)
-    with closing(make_env(**evaluation_arguments(config, split))) as env:
+    with closing(make_env(**env_arguments(config), split=split)) as env:
         chosen = env.tasks if options.tasks is None else options.tasks.replace(",", " ").split()
         if not chosen:
             raise ValueError("--tasks is empty: name tasks, or leave it out to play all of them")

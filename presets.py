@@ -67,7 +67,7 @@ BEYOND = {
     "attempts": 1,  # attempts at a task in a rollout | section 4
     "max_steps": None,  # extra limit of a rollout, env steps | our choice, smoke scale
     "store_executed": False,  # store the executed valid action, not the chosen one | our choice
-    "num_envs": 24,  # environments stepped together | our choice
+    "num_envs": 24,  # environments stepped together | DEVIATION: the authors' script has 12
     "env_steps_per_update": 12.0,  # env steps per gradient step | authors' script (unchecked: memory-hard)
     "epsilon_start": 1.0,  # exploration noise, initially | authors' script
     "epsilon_end": 0.05,  # exploration noise, at the end of the schedule | authors' script
@@ -91,7 +91,7 @@ PIXELS = {"reward_scale": 10.0, "augment": True, "steps_per_pass": 1024}
 ONLY = {
     "metaworld": {"attempts": 3, "segment_length": 1024, "epsilon_steps": 24_000_000}
     | {"epsilon_late_start": 0.8, "epsilon_late_end": 0.01},
-    # DEVIATION: with 27 actions, the authors' clip to [0.001, 0.99] would make 2.6% of a sharp policy's actions random.
+    # OFFICIAL: with 27 actions, the usual clip to [0.001, 0.99] would make 2.6% of a sharp policy's actions random.
     "popgym": {"attempts": 2, "prob_low": 1e-6, "prob_high": 1.0}
     | {"reward_scale": 200.0, "warmup_updates": 2000},
     "procgen-easy": PIXELS | {"attempts": 2, "segment_length": 512, "steps": 275_000_000},

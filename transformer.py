@@ -35,9 +35,8 @@ class SigmaReparamLinear(nn.Module):
     Arguments: `inputs` I, `outputs` D_out, `bias`. sigma is the largest singular value of the weight,
     tracked by one power iteration per training forward, made before use. Buffers `u` (D_out,) and `v` (I,)
     are its singular vectors; they carry no gradient. Training mode alone decides whether they move, also
-    under `no_grad`; in evaluation mode they stand still. First weights are a normal of deviation 0.02,
-    truncated at 2, and biases uniform within 1 / sqrt(I). Source: sigma-reparam (Zhai et al. 2023), as the
-    authors use it.
+    under `no_grad`; in evaluation mode they stand still. OFFICIAL: first weights are normal with a deviation of
+    0.02, and biases uniform within 1 / sqrt(I). Source: sigma-reparam (Zhai et al. 2023), as the authors use it.
     """
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True):

@@ -43,7 +43,14 @@ SIZES = {
     "procgen-easy": (19, 15, True, (64, 64, 3), None),
     "procgen-memory-hard": (19, 15, True, (64, 64, 3), None),
     "atari": (22, 18, True, (84, 84, 3), None),
-    "babyai": (172, 7, True, None, {"grid": slice(0, 147), "tokens": slice(147, 157)}, 31),
+    "babyai": (
+        172,
+        7,
+        True,
+        None,
+        {"observation/grid": slice(4, 151), "observation/tokens": slice(151, 161)},
+        31,
+    ),
 }
 # name -> preset, scale, what differs from it. "-cpu": as large as an update of a few seconds on 2 cores allows.
 SHAPES = {

@@ -5,7 +5,7 @@ What     `EpisodeBuffer` takes a step of all environments at a time. It returns 
 Why      a segment enters the replay whole, with the observation after its last step. Rollouts of many contexts
          are cut into segments on the way, so that learning need not wait for their end. Actions are not kept:
          the caller reads each from the observation that follows it
-Paper    none. DEVIATION: segments of a rollout, drawn uniformly by the replay; the paper stores rollouts whole
+Paper    none. OFFICIAL: segments of a rollout, drawn uniformly by the replay, as in the authors' scripts
 Shapes   E environments, T steps of a segment, L the most of them. An observation is a dictionary of its parts:
          a "vector" (O,), and an "image" (H, W, 3) where there are pixels
 Use      buffer.append(parts(obs), reward_E)                  # after each step; then for each e that ended or is full:

@@ -149,7 +149,7 @@ def make_env(
     ValueError, one line, for anything that cannot be built.
     """
     chosen = choose_tasks(env, tasks, split)
-    benchmark = BENCHMARKS.get(env, Benchmark(gym_tasks, "gymnasium"))
+    benchmark = BENCHMARKS.get(env, Benchmark(gym_tasks, "gymnasium", Rules(task_truncates=True)))
     rules = benchmark.rules._replace(store_executed=store_executed, clip_rewards=clip_rewards)
     rules = rules._replace(attempts=rules.attempts if attempts is None else attempts)
     if max_steps is not None:
@@ -164,8 +164,3 @@ def env_arguments(config) -> dict:
     "The fields of a configuration that `make_env` takes."
     names = ("env", "tasks", "attempts", "store_executed", "clip_rewards", "max_steps")
     return {name: getattr(config, name) for name in names}
-
-
-def evaluation_arguments(config, split: str) -> dict:
-    "`make_env`'s arguments for an evaluation on a split: the same, with rewards as the tasks give them, unclipped."
-    return env_arguments(config) | {"split": split, "clip_rewards": False}

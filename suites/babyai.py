@@ -42,6 +42,7 @@ BABYAI_WORDS = """
 """
 BABYAI_TOKENS = {word: token for token, word in enumerate(BABYAI_WORDS.split(), start=2)}
 BABYAI_VOCABULARY = 2 + len(BABYAI_TOKENS)
+BABYAI_LAYOUTS = 5000  # of each task in training | OFFICIAL: authors' script; the paper prints no number
 BABYAI_LENGTH = 10  # tokens of the longest: open the red door, then open the blue door
 
 
@@ -58,8 +59,8 @@ def babyai_tokens(instruction: str) -> np.ndarray:
 class BabyAITask(gymnasium.Env):
     """One BabyAI task as numbers: the grid in view, the instruction's tokens, the direction.
 
-    `reset(seed=...)` decides the layout: one of Minigrid's even seeds in the train split, an odd one in the
-    test split. (The smallest rooms have so few layouts that two seeds may draw the same one.) `step`'s info
+    `reset(seed=...)` decides the layout: one of 5,000 even seeds of Minigrid's in the train split, any odd one in
+    the test split. (The smallest rooms have so few layouts that two seeds may draw the same one.) `step`'s info
     reports "success": BabyAI pays a reward only at the end of a solved attempt, and more if it comes earlier.
     """
 
@@ -83,7 +84,7 @@ class BabyAITask(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict | None = None):
         super().reset(seed=seed)
-        layout = 2 * int(self.np_random.integers(2**31)) + self.odd
+        layout = 2 * int(self.np_random.integers(2**31 if self.odd else BABYAI_LAYOUTS)) + self.odd
         # Minigrid prints each layout that it rejects. Without stdout, print() does nothing; errors still rise.
         with contextlib.redirect_stdout(None):
             obs, _ = self.game.reset(seed=layout)

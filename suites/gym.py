@@ -1,6 +1,7 @@
 r"""Gymnasium ids as tasks: --env gym:CartPole-v1,Acrobot-v1, your own registered ones included.
 
-What     tasks from ids with vector observations, one attempt a rollout
+What     tasks from ids with vector observations, one attempt a rollout. MiniGrid's ids are seen as numbers: the
+         grid in view, the instruction's tokens, the direction
 Why      the shortest way to an environment of your own
 Paper    none: our addition
 Bounds   none
@@ -8,11 +9,53 @@ Try      python -m suites.gym
 """
 
 import functools
+import importlib.util
 from collections.abc import Callable
 
 import gymnasium
+from gymnasium import spaces
 
-from envs import Actions, MultiTaskEnv, first_line, flattener
+from envs import FAULTS, Actions, MultiTaskEnv, first_line, flattener
+from suites.babyai import BABYAI_LENGTH, BABYAI_VOCABULARY, babyai_tokens
+
+LARGEST = 2**20  # numbers of an observation, or actions: more would not fit into memory as one-hot vectors
+
+
+def make_gym_task(name: str) -> gymnasium.Env:
+    """A Gymnasium id's environment; MiniGrid's grid and instruction become discrete numbers."""
+    if name.startswith(("MiniGrid-", "BabyAI-")) and importlib.util.find_spec("minigrid"):
+        import minigrid  # noqa: F401  it registers its ids
+
+    env = gymnasium.make(name)
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict) or set(space) != {"direction", "image", "mission"}:
+        return env
+    codes = (11, 6, 4)  # objects, colours, states | minigrid
+    parts = {
+        "direction": space["direction"],
+        "grid": spaces.MultiDiscrete([[codes] * space["image"].shape[1]] * space["image"].shape[0]),
+        "tokens": spaces.MultiDiscrete([BABYAI_VOCABULARY] * BABYAI_LENGTH),
+    }
+    see = lambda obs: {
+        "direction": obs["direction"],
+        "grid": obs["image"].astype(int),
+        "tokens": babyai_tokens(obs["mission"]).astype(int),
+    }
+    return gymnasium.wrappers.TransformObservation(env, see, spaces.Dict(parts))
+
+
+def check_spaces(env: gymnasium.Env) -> None:
+    "ValueError for spaces that do not become a vector of observations and a vector or number of an action."
+    seen, played = env.observation_space, env.action_space
+    shape = seen.shape or ()
+    if isinstance(seen, spaces.Box) and len(shape) > 1:
+        hint = "wrap it in gymnasium.wrappers.FlattenObservation, in an environment that you register"
+        raise ValueError(f"it has image observations {shape}, and --env gym: takes vectors: {hint}")
+    for kind, size in (("observation", spaces.flatdim(seen)), ("action", Actions(played).size)):
+        if size > LARGEST:
+            hint = "wrap it in an environment of your own with fewer"
+            raise ValueError(f"its {kind} needs {size:,} numbers, and {LARGEST:,} are the most: {hint}")
+    flattener(seen)
 
 
 def gym_tasks(ids: str) -> dict[str, Callable]:
@@ -20,16 +63,17 @@ def gym_tasks(ids: str) -> dict[str, Callable]:
     tasks = {}
     for name in filter(None, map(str.strip, ids.split(","))):
         try:
-            env = gymnasium.make(name)
-            flattener(env.observation_space), Actions(env.action_space)
-        except (gymnasium.error.Error, ImportError, ValueError) as error:
-            raise ValueError(f"cannot make Gymnasium id '{name}' a task: {first_line(error)}") from error
-        shape = env.observation_space.shape or ()
-        if len(shape) > 1:
-            hint = "Wrap it in an environment of your own that turns them into a vector"
-            raise ValueError(f"{name} has image observations {shape}; --env gym: takes vectors. {hint}")
-        env.close()
-        tasks[name] = functools.partial(gymnasium.make, name)
+            env = make_gym_task(name)
+            check_spaces(env)
+            env.close()
+        except FAULTS as error:  # also a constructor's own mistakes
+            kind = (
+                "" if isinstance(error, (ValueError, gymnasium.error.Error)) else f"{type(error).__name__}: "
+            )
+            raise ValueError(
+                f"cannot make Gymnasium id '{name}' a task: {kind}{first_line(error)}"
+            ) from error
+        tasks[name] = functools.partial(make_gym_task, name)
     if not tasks:
         raise ValueError("--env gym: needs at least one id, for example --env gym:CartPole-v1,Acrobot-v1")
     return tasks

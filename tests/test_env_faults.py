@@ -142,6 +142,50 @@ def test_observations_that_are_no_numbers(value):
     assert fault_of(env) == f"{UNLIKE}one of its numbers is {value} (env step 4 of a rollout"
 
 
+class SpoiltNumber(Spoilt):
+    observation_space = spaces.Discrete(4, start=1)
+
+    def show(self, reward):
+        seen, reward = super().show(reward)
+        return 1 if isinstance(seen, np.ndarray) else seen, reward
+
+
+class SpoiltNumberParts(SpoiltNumber):
+    observation_space = spaces.Dict({"sun": SpoiltNumber.observation_space, "moon": spaces.Discrete(2)})
+
+    def show(self, reward):
+        seen, reward = super().show(reward)
+        return {"sun": seen, "moon": 0}, reward
+
+
+@pytest.mark.parametrize("value", [0, 5, -1, 2.7])
+@pytest.mark.parametrize("task", [SpoiltNumber, SpoiltNumberParts])
+def test_discrete_observations_outside_their_space(value, task):
+    "They would be written into a neighbouring slice: the stored action would become another one."
+    fault = fault_of(bad(lambda frame, reward: (value, reward), task=task))
+    assert fault == f"{UNLIKE}{value} is not in Discrete(4, start=1) (env step 4 of a rollout"
+
+
+@pytest.mark.parametrize("value", [[0, 4], [-1, 0], [0.0, 1.0]])
+def test_cards_outside_their_space(value):
+    env = bad(lambda frame, reward: (np.array(value), reward), task=SpoiltCards)
+    assert fault_of(env) == f"{UNLIKE}{value} is not in MultiDiscrete([4 4]) (env step 4 of a rollout"
+
+
+@pytest.mark.parametrize("success", ["yes", NAN, np.ones(1), []])
+def test_a_success_that_is_no_number(success):
+    class Successful(Spoilt):
+        def step(self, action):
+            *result, _ = super().step(action)
+            return *result, {"success": success if self.attempt == 2 else True}
+
+    env = MultiTaskEnv({"Bad": Successful}, attempts=2)
+    assert (
+        fault_of(env)
+        == f"reported info['success'] = {success!r}, which is no number (env step 4 of a rollout"
+    )
+
+
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_large_numbers_are_numbers_as_long_as_they_fit():
     "Their squares do not; the number that is not a float32 is no number any more."
@@ -197,7 +241,7 @@ def test_steps_of_the_old_interface():
 def test_an_action_that_is_no_number_is_the_policys_fault():
     env = make_env("gym:Pendulum-v1")
     env.reset(seed=0)
-    with pytest.raises(ValueError, match=r"^an action must be finite, got \[nan\]$"):
+    with pytest.raises(ValueError, match=r"^an action is a vector of 1 finite numbers, got \[nan\]$"):
         env.step(np.array([NAN]))
 
 
@@ -485,3 +529,18 @@ def test_workers_end_with_a_parent_that_is_killed():
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(pids) == 3 and not any(map(alive, pids)), done.stderr
+
+
+def test_the_memory_of_a_rollout_without_an_end_is_bounded(monkeypatch):
+    "Past its bound a rollout is not repeated after a resume: a new one begins, in every kind of vector environment."
+    monkeypatch.setattr("envs.KEPT_ACTIONS", 5)
+    env = MultiTaskEnv({"CliffWalking-v1": functools.partial(gymnasium.make, "CliffWalking-v1")})
+    env.reset(seed=0)
+    for t in range(8):
+        assert (env.snapshot() is None) == (t > 5)
+        env.step(0)
+    assert len(env._taken) == 5
+    envs = InProcess([lambda: env])
+    assert envs.snapshots() == [None]
+    obs, _ = envs.restore([None])
+    assert obs[0, env.layout["attempt_start"]] == 1 and len(envs.snapshots()[0]["actions"]) == 0

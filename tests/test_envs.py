@@ -1,5 +1,6 @@
 """envs.py: attempts and rollouts, what is shown and what is returned, seeds, padding, and clear errors."""
 
+import ast
 import builtins
 import copy
 import functools
@@ -21,7 +22,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from envs import Actions, MultiTaskEnv, attempt_limit, flattener, observation_padder, shared_layout
 from runtime.vector_env import InProcess, InWorkers, make_vector_env, restore, step_on
-from suites import all_tasks, held_out_tasks, make_env, task_family
+from suites import BENCHMARKS, all_tasks, held_out_tasks, make_env, task_family
+from suites.babyai import babyai_tokens
 from suites.popgym import SCALES, popgym_tasks
 
 ENVS_FILE = Path(__file__).resolve().parent.parent / "envs.py"
@@ -89,6 +91,31 @@ def test_a_truncated_last_attempt_ends_the_rollout_terminated():
     env.reset(seed=0, options={"task": "Long"})
     results = [env.step(0) for _ in range(5)]
     assert [r[2:4] for r in results] == [(False, False)] * 4 + [(True, False)]
+
+
+@pytest.mark.parametrize(
+    ("env", "attempts", "ends"),
+    [
+        ("gym:Pendulum-v1", 1, (False, True)),  # its time limit
+        ("gym:Pendulum-v1", 2, (True, False)),
+        ("gym:CartPole-v1", 1, (True, False)),  # the pole has fallen
+        ("popgym", 1, (True, False)),  # the task truncates; here a rollout is the horizon
+    ],
+)
+def test_one_attempt_at_a_gym_task_ends_as_the_task_says(env, attempts, ends):
+    "Truncated bootstraps, terminated does not. For the slower simulators see their own files, and the next test."
+    tasks = None if env.startswith("gym") else "MultiarmedBanditEasy"
+    env, done = make_env(env, tasks, attempts=attempts), False
+    env.reset(seed=0)
+    while not done:
+        _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        done = terminated or truncated
+    assert (terminated, truncated) == ends
+
+
+def test_no_benchmark_keeps_its_tasks_truncation():
+    assert len(BENCHMARKS) == 8
+    assert not any(benchmark.rules.task_truncates for benchmark in BENCHMARKS.values())
 
 
 def test_attempts_may_all_count():
@@ -246,7 +273,7 @@ def test_images_come_beside_a_vector_of_the_rest(mark):
     assert list(seen[5]["vector"]) == [0, 1, 0, 1, 1, 1, 1]
     for t, obs in enumerate(seen):
         box = np.zeros((16, 16, 3), dtype=bool)
-        box[:2, :2] = mark and t >= 5
+        box[1:5, 1:5] = mark and t >= 5
         assert np.array_equal(obs["image"] == 0, box)
 
 
@@ -271,11 +298,42 @@ class Parts(Goals):
         return {"sun": 2, "moon": np.arange(4).reshape(2, 2)}, {}
 
 
-def test_parts_that_all_tasks_name_are_named_in_the_layout():
-    env = MultiTaskEnv({"A": Parts, "B": Parts})
-    assert list(env.layout)[:3] == ["sun", "moon", "previous_action"]
+class OtherOrder(Parts):
+    observation_space = spaces.Dict(list(Parts.observation_space.items())[::-1])
+
+
+class OurNames(Parts):
+    "Parts with the names of what the environment adds."
+
+    observation_space = spaces.Dict(
+        {name: spaces.Discrete(3) for name in ("attempt", "previous_action", "tokens", "valid")}
+    )
+
+    def reset(self, *, seed=None, options=None):
+        return {name: i % 3 for i, name in enumerate(self.observation_space)}, {}
+
+
+def test_a_tasks_own_names_stay_apart_from_ours():
+    env = MultiTaskEnv({"A": OurNames})
     seen = view(env, env.reset(seed=0)[0])
-    assert seen["sun"].tolist() == [0, 0, 1] and seen["moon"].tolist() == [0, 1, 2, 3]
+    own = {name.removeprefix("observation/"): list(v) for name, v in seen.items() if "/" in name}
+    assert own == {
+        "attempt": [1, 0, 0],
+        "previous_action": [0, 1, 0],
+        "tokens": [0, 0, 1],
+        "valid": [1, 0, 0],
+    }
+    assert seen["attempt"] == 0 and seen["valid"] == 1 and len(seen) == 4 + 5
+
+
+def test_parts_that_all_tasks_name_are_named_in_the_layout():
+    "In order of their names, so that tasks with equal spaces are laid out alike in whatever order they wrote them."
+    env = MultiTaskEnv({"A": Parts, "B": OtherOrder})
+    assert list(env.layout)[:3] == ["observation/moon", "observation/sun", "previous_action"]
+    for task in env.tasks:
+        seen = view(env, env.reset(seed=0, options={"task": task})[0])
+        assert seen["observation/sun"].tolist() == [0, 0, 1]
+        assert seen["observation/moon"].tolist() == [0, 1, 2, 3]
     assert list(MultiTaskEnv({"A": Parts, "B": Goals}).layout)[:2] == ["observation", "previous_action"]
 
 
@@ -722,6 +780,37 @@ def test_action_kinds():
     assert box.to_task(np.array([-1.0, 0.5], dtype=np.float32)).tolist() == [-2.0, 7.5]
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [(0, 2, int), (-1, 1, int), (-128, 127, np.int8), (0, 255, np.uint8), (-(10**9), 10**9, np.int64)]
+    + [(-0.9, 0.1, np.float32), (-3e38, 3e38, np.float32), (0, 1e-30, np.float32), (1, 1, np.float64)],
+)
+def test_actions_stay_within_their_bounds_and_reach_all_of_them(low, high, dtype):
+    space = spaces.Box(low, high, (1,), dtype)
+    actions = Actions(space)
+    unit = np.linspace(-1, 1, 3001, dtype=np.float32)
+    mapped = np.array([actions.to_task(u[None]) for u in unit])
+    assert all(space.contains(action) for action in mapped)
+    assert mapped[0] == space.low and mapped[-1] == space.high
+    if np.dtype(dtype).kind in "iu" and high - low < 3:
+        counts = np.bincount(mapped[:, 0] - low)
+        assert len(counts) == high - low + 1 and counts.min() >= 1000 - 2
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        spaces.Box(-np.inf, np.inf, (2,)),
+        spaces.Box(0, np.inf, (1,)),
+        spaces.Box(-(2**62), 2**62, (1,), np.int64),
+    ]
+    + [spaces.Box(-1.7e308, 1.7e308, (1,), np.float64)],
+)
+def test_infinite_action_bounds_are_refused(space):
+    with pytest.raises(ValueError, match="infinite or too large bounds: wrap the environment in gymnasium"):
+        Actions(space)
+
+
 class Plane(gymnasium.Env):
     "Two-dimensional actions between -2 and 4; shows the one that it was given."
 
@@ -752,7 +841,7 @@ def test_continuous_actions_are_scaled_padded_and_shown(store_executed):
         assert seen["observation"].tolist() == scaled
         shown = executed if store_executed else [max(g, -1.0) for g in given]
         assert seen["previous_action"].tolist() == shown
-    with pytest.raises(ValueError, match=r"shape \(2,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"a vector of 2 finite numbers, got \[0.0, 0.0, 0.0\]"):
         env.step(np.zeros(3, dtype=np.float32))
 
 
@@ -772,6 +861,38 @@ class Sequences(gymnasium.Env):
 
 gymnasium.register("Picture-v0", Picture)
 gymnasium.register("Sequences-v0", Sequences)
+
+
+class Spaces(gymnasium.Env):
+    "Nothing but its spaces."
+
+    def __init__(self, seen=None, played=None):
+        self.observation_space, self.action_space = seen or spaces.Discrete(2), played or spaces.Discrete(2)
+
+
+gymnasium.register("ManySeen-v0", lambda: Spaces(seen=spaces.Discrete(2**31)))
+gymnasium.register("ManyActions-v0", lambda: Spaces(played=spaces.Discrete(2**31)))
+gymnasium.register("ManyPairs-v0", lambda: Spaces(played=spaces.MultiDiscrete([2**31, 2**31])))
+gymnasium.register("Exits-v0", lambda: sys.exit(3))
+gymnasium.register("Mistaken-v0", lambda: (1).wrong)
+
+
+@pytest.mark.parametrize("name", ["MiniGrid-Empty-5x5-v0", "BabyAI-GoToLocal-v0", "MiniGrid-FourRooms-v0"])
+def test_minigrid_ids_are_seen_as_numbers(name):
+    "Grid codes and words are one-hot: 49 cells of 11 objects, 6 colours and 4 states, 10 words of 31."
+    env = make_env(f"gym:{name}")
+    sizes = {part: s.stop - s.start for part, s in env.layout.items() if "/" in part}
+    assert sizes == {"observation/direction": 4, "observation/grid": 49 * 21, "observation/tokens": 310}
+    obs, real = env.reset(seed=0)[0], env._envs[0].unwrapped
+    for action in (1, 2, 0):
+        expected = real.gen_obs()
+        grid = obs[env.layout["observation/grid"]].reshape(49, 21)
+        codes = [part.argmax(1) for part in np.split(grid, [11, 17], axis=1)]
+        assert np.array_equal(np.stack(codes, 1).reshape(7, 7, 3), expected["image"])
+        tokens = obs[env.layout["observation/tokens"]].reshape(10, 31).argmax(1)
+        assert tokens.tolist() == babyai_tokens(expected["mission"]).tolist()
+        assert obs[env.layout["observation/direction"]].argmax() == expected["direction"]
+        obs = env.step(action)[0]
 
 
 @pytest.mark.parametrize(
@@ -794,10 +915,18 @@ gymnasium.register("Sequences-v0", Sequences)
         ),
         (
             {"env": "gym:nowhere:Game-v0"},
-            "cannot make Gymnasium id 'nowhere:Game-v0' a task: No module named",
+            "cannot make Gymnasium id 'nowhere:Game-v0' a task: ModuleNotFoundError: No module named",
         ),
         ({"env": "gym:Picture-v0"}, "image observations"),
         ({"env": "gym:Sequences-v0"}, "Sequence"),
+        (
+            {"env": "gym:ManySeen-v0"},
+            "its observation needs 2,147,483,648 numbers, and 1,048,576 are the most",
+        ),
+        ({"env": "gym:ManyActions-v0"}, "its action needs 2,147,483,648 numbers"),
+        ({"env": "gym:ManyPairs-v0"}, "its action needs 4,611,686,018,427,387,904 numbers"),
+        ({"env": "gym:Exits-v0"}, "cannot make Gymnasium id 'Exits-v0' a task: SystemExit: 3"),
+        ({"env": "gym:Mistaken-v0"}, "cannot make Gymnasium id 'Mistaken-v0' a task: AttributeError: 'int'"),
         ({"env": "gym:CartPole-v1,Pendulum-v1"}, "mixed action kinds: CartPole-v1 discrete, Pendulum-v1"),
     ],
 )
@@ -811,9 +940,7 @@ def test_mistakes_of_the_constructor_and_of_reset():
     with pytest.raises(ValueError, match="no tasks"):
         MultiTaskEnv({})
     for free in (-1, 2):
-        with pytest.raises(
-            ValueError, match=f"from 0 to one less, so that an attempt counts, got 2 and {free}"
-        ):
+        with pytest.raises(ValueError, match=f"from 0 to one less, got 2 and {free}"):
             two_sizes(attempts=2, free_attempts=free)
     with pytest.raises(ValueError, match="task 'Shot', not one of these. Did you mean Short"):
         two_sizes().reset(options={"task": "Shot"})
@@ -839,23 +966,17 @@ def run_python(*arguments, folder=ENVS_FILE.parent):
 
 
 def test_envs_alone_shows_its_example(tmp_path):
-    "Worked out by hand: the card is one-hot, the point is padded, action 3 is none of the card's, attempt 1 counts."
+    "Worked out by hand: sizes add up, action 3 is none of CartPole's, attempts of two steps follow each other."
     shutil.copy(ENVS_FILE, tmp_path)
     shown = run_python("envs.py", folder=tmp_path)
-    assert shown.returncode == 0 and shown.stderr == "" and "3 + 4 + 4 = 11 numbers" in shown.stdout
-    lines = [line.split(":", 1) for line in shown.stdout.splitlines()[1:]]
+    assert shown.returncode == 0 and shown.stderr == "" and "500 + 6 + 4 = 510 numbers" in shown.stdout
     rows = [
-        [part.strip(" []").split() for part in row.split("|")] for label, row in lines if "action" in label
+        ast.literal_eval(line.split(":", 1)[1].strip()) for line in shown.stdout.splitlines() if "{" in line
     ]
-    numbers = [[float(n) for part in row for n in part] for row in rows]
-    assert numbers[:5] == [
-        [0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1],
-        [0, 1, 0, 1, 0, 0, 0, 1, 0, 0, 1],
-        [0, 1, 0, 0, 0, 0, 1, numbers[2][7], 1, 1, 0],  # one of the card's two actions, at random
-        [0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1],
-        [0, 1, 0, 0, 1, 0, 0, 0, 0, 1, 1],
-    ]
-    assert numbers[7] == [0.5, -0.5, 0, 0, 0, 0, 1, 0, 1, 1, 1]
+    flags = [[int(row[name][0]) for name in ("attempt_start", "attempt", "valid")] for row in rows]
+    assert flags == [[0, 0, 1], [1, 1, 0], [0, 1, 1], [0, 1, 1]]
+    assert [row["previous_action"].index(1) for row in rows] == [0, 3, 0, 1]
+    assert {row["previous_reward"][0] for row in rows} == {1}
 
 
 @pytest.mark.parametrize("name", ["popgym", "gym:Pendulum-v1", "procgen-easy"])
