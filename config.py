@@ -83,7 +83,8 @@ class Config:
     tau: float = 0.003  # target networks move this share of the way each update | Table 1
     n_step: int = 1  # rewards in a target before it bootstraps | section 3: one
     critic_weight: float = 10.0  # lambda: weight of the critic's loss; the actor's is 1 | authors' code
-    reward_scale: float = 200.0  # rewards are multiplied by this before learning | authors' script
+    # rewards are multiplied by this before learning; auto: so that the first rewards have a size of 10 | authors' script
+    reward_scale: float | Literal["auto"] = 200.0
     action_samples: int = (
         3  # K: sampled actions in the value of a state, Eq. 4 (and Eq. 2 of dep_ind) | authors' code
     )
@@ -222,7 +223,7 @@ def check(config: Config, root: Path = ROOT) -> None:
     for holds, words, fields in LIMITS:
         for field in fields.split():
             value = getattr(c, field)
-            require(value is None or holds(value), f"--{field} {words}, got {value}")
+            require(value in (None, "auto") or holds(value), f"--{field} {words}, got {value}")
     one_limit = (c.replay_steps is None) != (c.replay_trajectories is None)
     require(one_limit, "give exactly one of --replay_trajectories and --replay_steps, and None for the other")
     held = (c.replay_trajectories or c.replay_steps // c.segment_length) // distributed.world_size()

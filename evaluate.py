@@ -60,6 +60,8 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
     path = Path(path)
     state = checkpoint.load(path / "best.pt" if path.is_dir() else path, keys=("config", "agent"))
     saved = {k: tuple(v) if isinstance(v, list) else v for k, v in state["config"].items()}
+    if saved.get("reward_scale") == "auto":  # from before learning began: there are no values to scale
+        saved["reward_scale"] = 1.0
     try:
         config = Config(**saved)
     except TypeError as error:

@@ -167,12 +167,11 @@ def scales_of(name: str, **changes) -> dict[str, dict]:
 
 # Name -> scale -> values. The benchmarks with rescaled rewards have the column of the original.
 # `gym`, for any Gymnasium ids, is not in the paper. It has POPGym's column, with one attempt, since its
-# observations are vectors too. POPGym's returns are in [-1, 1]; other returns are often in the hundreds, and
-# 200 times those would exceed the limits of the bins.
+# observations are vectors too. Its rewards come in any unit, so their multiplier follows from the first of them.
 PRESETS: dict[str, dict[str, dict]] = {name: scales_of(name) for name in COLUMNS}
 PRESETS["procgen-easy-rescaled"] = scales_of("procgen-easy")
 PRESETS["scales"] = scales_of("popgym", attempts=1)
-PRESETS["gym"] = scales_of("popgym", attempts=1, reward_scale=10.0)
+PRESETS["gym"] = scales_of("popgym", attempts=1, reward_scale="auto")
 
 
 # OFFICIAL: the scale-dependent critic has a smaller reward multiplier on Atari | authors' script

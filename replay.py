@@ -161,6 +161,10 @@ class Replay:
         "Segments held now."
         return len(self._segments)
 
+    def rewards(self) -> np.ndarray:
+        """The rewards of all steps held now, (num_steps,)."""
+        return np.concatenate([segment.reward for segment in self._segments.values()])
+
     # -------------------------------------------------------------------------------------- adding
 
     def add(self, obs, action, reward, terminated: bool, start: int, task: int, image=None) -> None:

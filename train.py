@@ -82,7 +82,7 @@ def train(run: Run) -> list[dict] | None:
         # Updates first: a resumed run makes those that it still owed when it was interrupted.
         while run.owes_update():
             batch = run.replay.sample(config.batch_size, config.context).to(run.device)
-            run.count_update(update(run.agent, run.optimizer, run.schedule, batch, config, tasks, mean))
+            run.count_update(update(run.agent, run.optimizer, run.schedule, batch, run.config, tasks, mean))
         if run.is_over():
             return run.finish()
         # A checkpoint first: an evaluation steps simulators in this process, and one of them may crash it.

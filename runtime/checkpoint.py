@@ -318,6 +318,8 @@ def restore_run(run) -> tuple[dict | None, dict]:
         group["weight_decay"] = run.config.weight_decay
     for name, value in state["counters"].items():
         setattr(run, name, value)
+    if run.config.reward_scale == "auto":  # fixed once, for the whole run
+        run.config = dataclasses.replace(run.config, reward_scale=state["config"]["reward_scale"])
     print(f"resuming runs/{run.config.name} at env step {run.steps:,}, update {run.updates:,}")
     changed = [f"--{name}" for name in ROLLOUT_FIELDS if state["config"][name] != getattr(run.config, name)]
     if changed:

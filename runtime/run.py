@@ -66,6 +66,7 @@ class Run:
         self.skipped, self.first_bad = 0, ""
         self.recent, self.returns = [], defaultdict(list)  # since the last row of the log
         self.last_returns = defaultdict(lambda: deque(maxlen=20))
+        self.range_of, self.warned = {}, False  # of a task's returns: (lowest, highest, number)
         # Files that hold this process's replay so far, and names of all files of the last checkpoint.
         self.replay_parts, self.files_before = [], set()
         self.closing = contextlib.ExitStack()
@@ -190,7 +191,27 @@ class Run:
 
     def can_learn(self) -> bool:
         """Whether every process's replay holds a batch of segments."""
-        return not distributed.maximum(len(self.replay) < self.config.batch_size)
+        ready = not distributed.maximum(len(self.replay) < self.config.batch_size)
+        if ready and self.config.reward_scale == "auto":
+            self.fix_reward_scale()
+        return ready
+
+    def fix_reward_scale(self) -> None:
+        """Choose --reward_scale auto from the rewards in the replay, before anything is learned from them.
+
+        One scale for all tasks: a scale for each would hide what one is worth beside another.
+        """
+        reward_T = self.replay.rewards().astype(np.float64)
+        square, count = distributed.mean(
+            torch.tensor([(reward_T**2).sum(), np.count_nonzero(reward_T)])
+        ).tolist()
+        # The size of rewards that are not 0: a task that seldom pays does not pay more for it.
+        size = (square / count) ** 0.5 if count else 1.0
+        scale = float(f"{10 / size:.2g}")
+        self.config = dataclasses.replace(self.config, reward_scale=scale)
+        self.log.unsaved["config"] = dataclasses.asdict(self.config) | {"resume": False}
+        found = f"the first rewards have a size of {size:.3g}" if count else "the first rewards were all 0"
+        self.log.say(f"--reward_scale auto: {scale:g}, because {found}")
 
     # ------------------------------------------------------------------------------ counting, logging
 
@@ -206,9 +227,34 @@ class Run:
     def count_rollout(self, info: dict, e: int) -> None:
         """A rollout has ended in environment `e`: note its counted return under its task, for the log only."""
         task = self.env.tasks[info["task_id"][e]]
-        self.rollouts += 1
-        self.returns[task].append(float(info["return"][e]))
-        self.last_returns[task].append(float(info["return"][e]))
+        value, self.rollouts = float(info["return"][e]), self.rollouts + 1
+        self.returns[task].append(value)
+        self.last_returns[task].append(value)
+        if not self.warned and self.config.variant.endswith("_ind") and self.config.reward_scale != "auto":
+            self.check_bins(task, value, int(info["length"][e]))
+
+    def check_bins(self, task: str, value: float, length: int) -> None:
+        """Say once that a task's returns leave the bins of a two-hot critic, or are too close for it to tell apart."""
+        c = self.config
+        low, high, count = self.range_of.get(task, (value, value, 0))
+        self.range_of[task] = low, high, count = min(low, value), max(high, value), count + 1
+        position = lambda v: np.sign(v) * np.log1p(abs(v)) if c.symlog else v
+        width = (position(c.bin_high) - position(c.bin_low)) / (c.bins - 1)
+        apart = (position(high * c.reward_scale) - position(low * c.reward_scale)) / width
+        # Of a return that is spread over `length` steps, the longest discount sees about this much.
+        seen = value * c.reward_scale * min(1.0, 1 / (1 - max(c.gammas)) / length)
+        given = f"task {task}, --reward_scale {c.reward_scale:g}:"
+        if not c.bin_low <= seen <= c.bin_high:
+            fault = f"a return of {value:g} lies beyond the critic's bins ({c.bin_low:g} to {c.bin_high:g})"
+            advice = "start again with a lower --reward_scale, or a wider --bin_low and --bin_high"
+        # A hundredth of what is noise to the critic: it interpolates between bins, but not that finely.
+        elif count >= 50 and 0 < apart < 0.02:
+            fault = f"returns from {low:g} to {high:g} lie within a fiftieth of one of the critic's bins"
+            advice = "it can hardly tell them apart: take the common part out of the rewards, or raise --bins"
+        else:
+            return
+        self.warned = True
+        self.log.say(f"warning: {given} {fault}; {advice}")
 
     def standing(self) -> str:
         """The text beside the progress bar."""
