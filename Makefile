@@ -1,6 +1,14 @@
 # Two commands on a fresh machine:  make train,  make test.  Both first set up .venv from requirements.txt.
 
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3.11)
+# `make test PYTHON=python3.13`: a .venv of another Python than the one asked for is made anew.
+ifneq ($(origin PYTHON),file)
+ifneq ($(shell $(PYTHON) -V 2>&1),$(shell .venv/bin/python -V 2>&1))
+CLEAR = --clear
+.PHONY: .venv/ready
+endif
+endif
+
 # A worker for each core, four at most. Workers take the tests file by file, so that a file's fixtures are made once,
 # and help each other out at the end.
 PYTEST = .venv/bin/python -m pytest -q -n logical --maxprocesses 4 --dist worksteal --durations 15
@@ -27,7 +35,7 @@ bench: .venv/ready
 	.venv/bin/python benchmarks/bench.py
 
 .venv/ready: requirements.txt
-	$(PYTHON) -m venv .venv
+	$(PYTHON) -m venv $(CLEAR) .venv
 	.venv/bin/pip install -q --disable-pip-version-check -r requirements.txt
 	touch $@
 

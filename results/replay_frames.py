@@ -33,6 +33,7 @@ from tqdm import tqdm
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from runtime.frame_store import FrameStore
+from suites.procgen import procgen_class
 
 OUT = Path(__file__).with_suffix(".csv")
 EASY = ("climber", "coinrun", "jumper", "leaper", "ninja")
@@ -60,18 +61,15 @@ def games_of(benchmark: str) -> list[tuple[str, str]]:
 
 def procgen_steps(game: str, mode: str, hold: float, seed: int, lanes: int = 8) -> Iterator:
     "Yield (frames, whether an episode starts there), one of each per environment, under random actions."
-    from procgen import ProcgenGym3Env
-
-    env = ProcgenGym3Env(
-        num=lanes, env_name=game, distribution_mode=mode, num_levels=2000, start_level=0, rand_seed=seed
-    )
+    levels = {"num_levels": 2000, "start_level": 0, "rand_seed": seed}
+    env = procgen_class()(lanes, env_name=game, distribution_mode=mode, **levels)
     rng, action_E = np.random.default_rng(seed), np.zeros(lanes, np.int32)
+    frames, first_E = env.reset()[0], np.ones(lanes, bool)
     while True:
-        _, obs, first_E = env.observe()
-        yield obs["rgb"].copy(), first_E
+        yield frames, first_E
         draw_E = rng.random(lanes) < 1 / hold
         action_E = np.where(draw_E, rng.integers(15, size=lanes), action_E).astype(np.int32)
-        env.act(action_E)
+        frames, _, first_E, _, _ = env.step(action_E)
 
 
 def area_weights(size: int, target: int) -> np.ndarray:

@@ -198,7 +198,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 # Packages that a result may depend on; a benchmark's package may not be installed.
 PACKAGES = ("torch", "numpy", "gymnasium", "zstandard")
-PACKAGES += ("popgym", "metaworld", "mujoco", "procgen-mirror", "ale-py", "minigrid")
+PACKAGES += ("popgym", "metaworld", "mujoco", "procgen-mirror", "procgen-gym", "ale-py", "minigrid")
 
 
 def describe_versions(folder=Path(__file__).parent, packages=PACKAGES) -> dict[str, str]:

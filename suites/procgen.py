@@ -56,24 +56,23 @@ class ProcgenGame(gymnasium.Env):
         # One level only, so its random seed has nothing to draw.
         one_level = {"start_level": level, "num_levels": 1, "rand_seed": 0}
         game = {"env_name": self.game, "distribution_mode": self.mode}
-        self._env = procgen_package().ProcgenGym3Env(num=1, num_threads=0, **game, **one_level)
-        self._frame = self._env.observe()[1]["rgb"][0]
+        self._env = procgen_class()(1, num_threads=0, **game, **one_level)
+        self._frame = self._env.reset()[0][0]
         return self._frame.copy(), {"level": level}
 
     def step(self, action):
         """One step; a game's own time limit ends an episode as everything else does."""
         if self._env is None:
             raise gymnasium.error.ResetNeeded("the episode is over, or none has begun: call reset() first")
-        self._env.act(np.array([action], dtype=np.int32))
-        reward, seen, first = self._env.observe()
-        over = bool(first[0])
+        frames, rewards, overs, _, _ = self._env.step(np.array([action], dtype=np.int32))
+        over = bool(overs[0])
         if over:
             # The reward belongs to the last action, but this frame is already the next episode's first. Procgen
             # never draws the result of the last action, so the frame before it is shown again.
             self.close()
         else:
-            self._frame = seen["rgb"][0]
-        return self._frame.copy(), float(reward[0]), over, False, {}
+            self._frame = frames[0]
+        return self._frame.copy(), float(rewards[0]), over, False, {}
 
     def close(self) -> None:
         """Free the level."""
@@ -94,23 +93,43 @@ def check_procgen(game: str, mode: str, level: int) -> None:
         raise ValueError(f"a Procgen level is from 0 to {2**31 - 2}, got {level}")
 
 
-def procgen_package():
-    "The package procgen, without its messages and its memory leak."
-    with contextlib.redirect_stderr(io.StringIO()):  # it imports the old gym, which prints an advert
-        import procgen
+@functools.cache
+def procgen_class() -> type:
+    """Procgen's vector environment, with Gymnasium's `reset` and `step`; ImportError where none is installed.
+
+    Python 3.13 has the package procgen_gym: the same levels, with a few pixels drawn otherwise. Earlier ones have
+    procgen, which is freed from its messages and its memory leak here.
+    """
+    try:
+        from procgen_gym import ProcgenVecEnv
+
+        return ProcgenVecEnv
+    except ImportError:
+        with contextlib.redirect_stderr(io.StringIO()):  # it imports the old gym, which prints an advert
+            from procgen import ProcgenGym3Env
     import gym3.libenv
 
-    # gym3 opens its library anew for each environment, and cffi keeps every handle: 11 kB a level, which adds up
-    # to gigabytes a run. Opened once, it leaks nothing. The cache is empty before the first environment.
-    for ffi in gym3.libenv.FFI_CACHE.values():
-        if not hasattr(ffi.dlopen, "cache_info"):
-            ffi.dlopen = functools.cache(ffi.dlopen)
-    return procgen
+    class OneOpening(gym3.libenv.FFI):
+        # gym3 opens its library anew for each environment, and cffi keeps every handle: 11 kB a level, which
+        # adds up to gigabytes a run. Opened once, it leaks nothing.
+        dlopen = functools.cache(gym3.libenv.FFI.dlopen)
+
+    class ProcgenOfGym3(ProcgenGym3Env):
+        def reset(self):
+            return self.observe()[1]["rgb"], {}
+
+        def step(self, actions):
+            self.act(actions)
+            rewards, seen, firsts = self.observe()
+            return seen["rgb"], rewards, firsts, np.zeros_like(firsts), {}
+
+    gym3.libenv.FFI = OneOpening
+    return ProcgenOfGym3
 
 
 def procgen_tasks(modes: dict[str, str], split: str = "train") -> dict[str, Callable]:
     """The games of `modes`, {game: mode}, on the levels of a split."""
-    procgen_package()
+    procgen_class()  # ImportError here, where the package is missing
     return {g: functools.partial(ProcgenGame, g, mode, PROCGEN_LEVELS[split]) for g, mode in modes.items()}
 
 

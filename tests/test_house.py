@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = (".", "suites", "runtime", "plots")
@@ -27,7 +28,7 @@ COMPONENTS = {
     "envs",
     "presets",
 }
-BENCHMARKS = {"popgym", "metaworld", "mujoco", "procgen", "gym3", "minigrid", "ale_py"}
+BENCHMARKS = {"popgym", "metaworld", "mujoco", "procgen", "procgen_gym", "gym3", "minigrid", "ale_py"}
 # B batch, T time, C critics, G discounts, K action samples, N bins, A action, D model width, H heads, O observation
 KEY = set("BTCGKNADHO")
 
@@ -333,6 +334,30 @@ def test_a_forbidden_import_is_found(edge):
     allowed |= {"suites.procgen": {"envs", "suites.scores"}, "plots.runs": {"suites", "evaluate"}}
     assert not forbidden(allowed)
     assert forbidden(allowed | {name: {other}}) == [edge]
+
+
+# ------------------------------------------------------------------------------------ requirements
+
+
+@pytest.mark.parametrize(
+    ("python", "numpy", "procgen"),
+    [("3.11", "1", "procgen-mirror"), ("3.12", "1", "procgen-mirror"), ("3.13", "2", "procgen-gym")],
+)
+@pytest.mark.parametrize(
+    "machine", ["linux x86_64", "linux aarch64", "darwin arm64", "darwin x86_64", "win32 AMD64"]
+)
+def test_each_python_gets_one_numpy_and_one_procgen(python, numpy, procgen, machine):
+    "pip evaluates markers for the Python that runs it, so no other installation shows these."
+    where = {"python_version": python, "python_full_version": f"{python}.0"}
+    where |= dict(zip(("sys_platform", "platform_machine"), machine.split()))
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    pins = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(where)]
+    versions = {pin.name: str(pin.specifier) for pin in pins}
+    assert len(versions) == len(pins) and all(v.startswith("==") for v in versions.values())
+    assert versions["numpy"].startswith(f"=={numpy}.")
+    procgens = [name for name in versions if name.startswith("procgen")]
+    assert procgens == ([procgen] if machine == "linux x86_64" else [])
 
 
 # ------------------------------------------------------------------------------------ comments left behind

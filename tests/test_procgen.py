@@ -3,6 +3,7 @@
 import builtins
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import gymnasium
@@ -18,6 +19,7 @@ from suites.procgen import (
     PROCGEN_MEMORY_GAMES,
     PROCGEN_MEMORY_HARD,
     ProcgenGame,
+    procgen_class,
 )
 from suites.scores import load_bounds
 
@@ -101,28 +103,45 @@ def test_a_level_is_the_same_whenever_it_is_played(game, mode):
     assert first == play(ProcgenGame(game, mode), 7)
 
 
+@pytest.mark.parametrize(
+    ("game", "mode", "first", "later", "brightness"),
+    [
+        ("coinrun", "easy", 1670959167, 1091729185, 64.755),
+        ("jumper", "easy", 197847228, 1672836276, 61.030),
+        ("leaper", "easy", 3968153798, 3510301850, 143.305),
+        ("maze", "memory", 2391555365, 3577656988, 135.692),
+        ("bigfish", "hard", 3474788235, 2946595222, 148.961),
+    ],
+)
+def test_both_procgen_packages_play_the_same_levels(game, mode, first, later, brightness):
+    "The games' states, recorded with procgen-mirror; procgen-gym draws them with another Qt, hence no checksum."
+    env = ProcgenGame(game, mode)
+    env.reset(options={"level": 1999})
+    assert zlib.crc32(env._env.get_state()[0]) == first
+    for t in range(40):
+        frame = env.step((RIGHT, RIGHT_UP, RIGHT, NOTHING, 1, 5)[t % 6])[0]
+    assert zlib.crc32(env._env.get_state()[0]) == later
+    assert frame.mean() == pytest.approx(brightness, abs=0.1)
+
+
 def test_an_episodes_end_keeps_its_reward_and_shows_nothing_of_the_next():
     "Procgen is already at its next episode's first frame, where the last reward is told."
-    from procgen import ProcgenGym3Env
-
     env, level, steps, seen = ProcgenGame("coinrun", "easy"), 26, actions(1), []
     first, info = env.reset(options={"level": level})
     assert info == {"level": level}
-    raw = ProcgenGym3Env(
-        1, "coinrun", distribution_mode="easy", start_level=level, num_levels=1, num_threads=0
-    )
+    one_level = {"start_level": level, "num_levels": 1, "num_threads": 0}
+    raw = procgen_class()(1, "coinrun", distribution_mode="easy", **one_level)
     frame, over = first, False
     while not over:
         before, action = frame, next(steps)
         frame, reward, over, truncated, _ = env.step(action)
-        raw.act(np.array([action]))
-        raw_reward, raw_frame, raw_first = raw.observe()
+        raw_frame, raw_reward, raw_first, _, _ = raw.step(np.array([action]))
         assert reward == raw_reward[0] and over == raw_first[0] and truncated is False
         if not over:
-            assert np.array_equal(frame, raw_frame["rgb"][0])
+            assert np.array_equal(frame, raw_frame[0])
         seen.append(reward)
     assert seen[-1] == 10 and not any(seen[:-1])  # this level is won
-    assert np.array_equal(raw_frame["rgb"][0], first) and not np.array_equal(frame, first)
+    assert np.array_equal(raw_frame[0], first) and not np.array_equal(frame, first)
     assert np.array_equal(frame, before) and not np.shares_memory(frame, before)
     with pytest.raises(gymnasium.error.ResetNeeded, match="call reset"):
         env.step(0)
@@ -301,6 +320,7 @@ def test_a_missing_package_says_what_to_install_and_an_installed_one_is_quiet(mo
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_procgen)
+    procgen_class.cache_clear()
     with pytest.raises(
         ValueError,
         match=r"^--env procgen-easy needs the package procgen \(Linux on x86_64 only\): pip install",
