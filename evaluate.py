@@ -29,7 +29,8 @@ from config import Config, check_device, refuse_import
 from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
-from suites import BENCHMARKS, env_arguments, held_out_tasks, make_env, nearest
+from runtime.vector_env import in_processes, make_vector_env, seed_globals
+from suites import BENCHMARKS, choose_tasks, env_arguments, held_out_tasks, make_env, nearest
 from suites.scores import add_attempts, format_table, load_bounds, score_rows
 
 # ----------------------------------------------------------------------------------- load and play
@@ -87,52 +88,101 @@ def find_checkpoint(run: str) -> Path:
     raise ValueError(f"no checkpoint at {run} (there are: {known or f'none in {folder}/ yet'})")
 
 
+LONGEST = 5000  # env steps of a rollout in an evaluation, where neither the task nor --max_steps has a limit
+
+
+LIMITED = f"rollouts have no known limit: evaluations end them after {LONGEST:,} env steps (train with --max_steps N to change it)"
+
+
+def evaluation_arguments(config, split: str = "train") -> dict:
+    """`make_env`'s arguments for an evaluation: those of training, on a split, and with a limit where there is none."""
+    return env_arguments(config) | {"split": split, "longest": LONGEST}
+
+
+def evaluation_envs(config, most: int, split: str = "train", seed: int = 0):
+    """Environments for `evaluate`, at most `most` and at most as many as in training, in workers where training is."""
+    count, arguments = min(config.num_envs, most), evaluation_arguments(config, split)
+    return make_vector_env(
+        num_envs=count,
+        asynchronous=in_processes(config),
+        worker_timeout=config.worker_timeout,
+        seed=seed,
+        **arguments,
+    )
+
+
 def evaluate(
-    agent, config, episodes, tasks=None, split="train", greedy=False, seed=0, stop=lambda: False, bar=None
+    agent,
+    config,
+    episodes,
+    tasks=None,
+    split="train",
+    greedy=False,
+    seed=0,
+    stop=lambda: False,
+    bar=None,
+    envs=None,
 ) -> dict[str, list[dict]]:
-    """Play `episodes` rollouts of each task without exploration noise, in environments of their own.
+    """Play `episodes` rollouts of each task without exploration noise.
 
     `tasks` (default: all of the `split`). Samples from the policy of the last discount, or takes its mode if `greedy`.
-    Ends early once `stop()` is True; `bar` is a tqdm bar that counts rollouts.
+    Ends early once `stop()` is True; `bar` is a tqdm bar that counts rollouts. `envs`, from `evaluation_envs`, may be
+    used again; default: new ones.
     Returns {task: [rollout]}. A rollout is the `info` of its last step: its counted "return", its "length" in env
-    steps and the real "attempt_returns".
+    steps and the real "attempt_returns". Rollouts whose worker process died or was silent are missing.
     """
+    rollouts = {task: [] for task in tasks or choose_tasks(config.env, config.tasks, split)}
+    queue = deque((task, episode) for episode in range(episodes) for task in rollouts)
     with ExitStack() as stack:  # closes the environments, also when a task raises
-        make = lambda: stack.enter_context(closing(make_env(**env_arguments(config), split=split)))
-        envs = [make()]
-        rollouts = {task: [] for task in tasks or envs[0].tasks}
-        queue = deque((task, episode) for episode in range(episodes) for task in rollouts)
-        envs += [make() for _ in range(min(config.num_envs, len(queue)) - 1)]
-        policy = Policy(agent, config, num_envs=len(envs), seed=seed, greedy=greedy)
+        if envs is None:
+            envs = stack.enter_context(closing(evaluation_envs(config, len(queue), split, seed)))
+        E = min(envs.num_envs, len(queue))
+        policy = Policy(agent, config, num_envs=E, seed=seed, greedy=greedy)
+        seen_E, playing = [None] * E, {}  # what each environment shows, and {e: task} of those in play
 
-        def next_rollout(env: MultiTaskEnv) -> dict:
-            task, episode = queue.popleft()
-            # Far from any seed that training draws; the same variants in every evaluation.
-            return parts(env.reset(seed=10**9 + seed * 10**6 + episode, options={"task": task})[0])
+        def begin(idle: list[int]) -> None:
+            "Begin the next rollouts of the queue in these environments; one whose worker is lost is left out."
+            while idle and queue:
+                chosen = {e: queue.popleft() for e in idle[: len(queue)]}
+                # Far from any seed that training draws; the same variants in every evaluation.
+                first = 10**9 + seed * 10**6
+                resets = {
+                    e: ("reset", {"seed": first + episode, "options": {"task": task}})
+                    for e, (task, episode) in chosen.items()
+                }
+                begun = envs.ask(resets)
+                for e, (obs, _) in begun.items():
+                    seen_E[e], playing[e] = parts(obs), chosen[e][0]
+                idle = [e for e in chosen if e not in begun]
+                if bar is not None:
+                    bar.update(len(idle))
 
-        seen, playing = [next_rollout(env) for env in envs], list(enumerate(envs))
+        begin(list(range(E)))
         while playing and not stop():
             # Those that play no more stay in the batch with their last observation.
-            action = policy({name: np.stack([obs[name] for obs in seen]) for name in seen[0]})
-            ended = np.zeros(len(envs), dtype=bool)
-            for e, env in list(playing):
-                obs, _, terminated, truncated, info = env.step(action[e])
-                seen[e], ended[e] = parts(obs), terminated or truncated
-                if ended[e]:
+            shown_E = [obs or seen_E[next(iter(playing))] for obs in seen_E]
+            action_E = policy({name: np.stack([obs[name] for obs in shown_E]) for name in shown_E[0]})
+            steps = envs.ask({e: ("step", {"action": action_E[e]}) for e in playing})
+            ended = [e for e in playing if e not in steps]  # lost
+            for e in sorted(steps):
+                obs, _, terminated, truncated, info = steps[e]
+                seen_E[e] = parts(obs)
+                if terminated or truncated:
                     rollouts[info["task"]].append(info)
-                    if queue:
-                        seen[e] = next_rollout(env)
-                    else:
-                        playing.remove((e, env))
-                    if bar is not None:
-                        bar.update()
-            policy.reset(ended)
+                    ended.append(e)
+            for e in ended:
+                del playing[e]
+            if ended:
+                policy.reset(np.isin(np.arange(E), ended))
+                begin(sorted(ended))
+                if bar is not None:
+                    bar.update(len(ended))
     return rollouts
 
 
 def table_of(rollouts: dict[str, list[dict]], env, config: Config) -> list[dict]:
-    """The table of what `evaluate` returned, one row a task (suites/scores.py); `env` is one that it used."""
-    returns = {task: [rollout["return"] for rollout in played] for task, played in rollouts.items()}
+    """The table of what `evaluate` returned, one row a task with rollouts (suites/scores.py); `env` knows the attempts."""
+    returns = {task: [info["return"] for info in played] for task, played in rollouts.items() if played}
     rows = score_rows(returns, load_bounds(config.env), env.attempts - env.free_attempts)
     return add_attempts(rows, rollouts, env.free_attempts)
 
@@ -155,11 +205,19 @@ class Options:
     out: Path | None = None  # where to write the table; default: evaluation.csv beside the checkpoint
 
 
+def draws(env, tasks: list[str]) -> bool:
+    """Whether there are pictures of these tasks: pixels that the agent sees, or a task's own `render`."""
+    for task in tasks if env.image_shape is None else ():
+        env.reset(seed=0, options={"task": task})
+        if env.render() is None:
+            return False
+    return True
+
+
 def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 15) -> None:
     """Write one rollout of each task as a video to `out`, .mp4 or .gif, one after another.
 
-    Pixels as the agent sees them, enlarged four times; other tasks as their `render` draws them. Raises
-    ValueError for tasks of which there are no pictures.
+    Pixels as the agent sees them, enlarged four times; other tasks as their `render` draws them (see `draws`).
     """
     import imageio.v3 as imageio  # here, because it is slow to import and seldom needed
 
@@ -173,8 +231,6 @@ def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 1
                 policy.reset()
                 while "return" not in info:
                     frame = obs["image"].repeat(4, 0).repeat(4, 1) if isinstance(obs, dict) else env.render()
-                    if frame is None:
-                        raise ValueError(f"{task} draws nothing: --video is for pixels, Meta-World, BabyAI")
                     # All frames are as large as the first, and of even sides, as H.264 has it.
                     size = size or [side // 2 * 2 for side in frame.shape[:2]]
                     places = (np.linspace(0, old - 1, new).astype(int) for old, new in zip(frame.shape, size))
@@ -202,11 +258,12 @@ def main(argv: list[str] | None = None) -> list[dict]:
     for flag, file in (("--out", out), ("--video", video)):
         if file and not file.parent.is_dir():
             raise ValueError(f"{flag} {file}: there is no folder {file.parent}")
+    seed_globals(seed)  # from which some environments draw
     policy = load(path, device=device, greedy=greedy)
     config = policy.config
     if config.threads:  # as in training: more threads only slow down a small network
         torch.set_num_threads(config.threads)
-    with closing(make_env(**env_arguments(config), split=split)) as env:
+    with closing(make_env(**evaluation_arguments(config, split))) as env:
         chosen = env.tasks if options.tasks is None else options.tasks.replace(",", " ").split()
         if not chosen:
             raise ValueError("--tasks is empty: name tasks, or leave it out to play all of them")
@@ -215,10 +272,20 @@ def main(argv: list[str] | None = None) -> list[dict]:
             if split == "train" and set(unknown) <= set(held_out_tasks(config.env, config.tasks)):
                 hint = "held out: add --split test"
             raise ValueError(f"{path} was not trained on {', '.join(unknown)}: {hint}")
-        print(f"{path}: {len(chosen)} tasks, {episodes} rollouts each, {'mode' if greedy else 'samples'}")
+        if video and not draws(env, chosen):
+            raise ValueError(
+                f"--video: {chosen[0]} draws nothing; videos are of pixels, Meta-World and BabyAI"
+            )
+        print(f"{path}: tasks {len(chosen)}, rollouts of each {episodes}, {'mode' if greedy else 'samples'}")
+        if env.max_rollout_length is None:
+            print(LIMITED)
         with tqdm(total=len(chosen) * episodes, unit="rollout", disable=None) as bar:
             played = evaluate(policy.agent, config, episodes, chosen, split, greedy, seed, bar=bar)
+        if lost := len(chosen) * episodes - sum(map(len, played.values())):
+            print(f"{lost} rollouts were lost: their worker processes died or were silent")
         rows, groups = table_of(played, env, config), None
+        if not rows:
+            raise ValueError("no rollout was finished: see the tasks' own messages above")
         if split == "test" and (held_out := held_out_tasks(config.env, config.tasks)):
             trained = [task for task in env.tasks if task not in held_out]
             groups = {"trained, unseen variants": trained, "held-out": held_out}

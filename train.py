@@ -64,6 +64,7 @@ def set_up(run: Run) -> None:
         num_envs=config.num_envs,
         asynchronous=in_processes(config),
         worker_timeout=config.worker_timeout,
+        seed=seeds["workers"] + run.steps,  # a resumed run does not draw the same again
         **env_arguments(config),
     )
     # Longer rollouts are cut into segments, at lengths that differ, so that not all segments end at once.
@@ -85,7 +86,7 @@ def train(run: Run) -> list[dict] | None:
             run.count_update(update(run.agent, run.optimizer, run.schedule, batch, run.config, tasks, mean))
         if run.is_over():
             return run.finish()
-        # A checkpoint first: an evaluation steps simulators in this process, and one of them may crash it.
+        # A checkpoint first: without workers an evaluation steps simulators in this process, which may crash it.
         if run.is_due("save", config.checkpoint_every):
             run.save()
         if run.is_due("evaluate", config.eval_every):

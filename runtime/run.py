@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 
 from config import Config
-from evaluate import evaluate, table_of
+from evaluate import LIMITED, evaluate, evaluation_envs, table_of
 from runtime import checkpoint, distributed
 from runtime.episode_buffer import parts
 from runtime.logger import Logger, describe_versions, lock_folder
+from runtime.vector_env import in_processes, seed_globals
 from suites import task_family
 from suites.scores import format_table, mean_scores, mean_told
 
@@ -55,7 +56,9 @@ class Run:
         # All processes start from the same weights. Everything else, each of them draws for itself.
         sequence = np.random.SeedSequence([config.seed, distributed.rank()])
         self.rng = np.random.default_rng(sequence)
-        self.seeds = dict(zip(("replay", "policy", "environments"), sequence.generate_state(3).tolist()))
+        names = ("replay", "policy", "environments", "workers", "evaluation")
+        self.seeds = dict(zip(names, sequence.generate_state(len(names)).tolist()))
+        seed_globals(config.seed, distributed.rank())  # the program's own, which a resume restores
         # With several processes, "cuda" is each one's own GPU: see distributed.process_group.
         self.device = torch.device(config.device)
         if self.device.type == "cuda":
@@ -69,6 +72,7 @@ class Run:
         self.range_of, self.warned = {}, False  # of a task's returns: (lowest, highest, number)
         # Files that hold this process's replay so far, and names of all files of the last checkpoint.
         self.replay_parts, self.files_before = [], set()
+        self.evaluation_envs = None  # worker processes that are kept between evaluations
         self.closing = contextlib.ExitStack()
 
     # ------------------------------------------------------------------------------- begin and end
@@ -108,6 +112,8 @@ class Run:
         else:
             checkpoint.continue_run(self, saved)
         self.logged = (time.monotonic(), self.steps, self.updates)
+        if self.env.max_rollout_length is None:
+            self.log.say(LIMITED)
         self.log.say(f"runs/{self.config.name}: to watch it,  tensorboard --logdir runs")
 
     def begin(self, e: int, obs_E) -> None:
@@ -321,10 +327,24 @@ class Run:
         """
         if distributed.rank():
             return None
-        rollouts = evaluate(self.agent, self.config, episodes, stop=lambda: self.log.stop_signal)
+        c, tasks = self.config, len(self.env.tasks)
+        if in_processes(c) and self.evaluation_envs is None:
+            most = tasks * max(c.eval_episodes, c.final_episodes)
+            self.evaluation_envs = evaluation_envs(c, most, seed=self.seeds["evaluation"] + self.steps)
+            self.closing.callback(self.evaluation_envs.close)
+        stop = lambda: self.log.stop_signal
+        rollouts = evaluate(self.agent, c, episodes, stop=stop, envs=self.evaluation_envs)
         if self.log.stop_signal:
             return None
-        rows = table_of(rollouts, self.env, self.config)
+        if lost := tasks * episodes - sum(map(len, rollouts.values())):
+            self.lost += lost
+            self.log.say(
+                f"{lost} of {tasks * episodes} rollouts of the evaluation were lost: their processes died"
+            )
+        rows = table_of(rollouts, self.env, c)
+        if not rows:
+            self.log.done("evaluate")
+            return None
         mean, score = mean_scores(rows)
         means = {"return": mean} if score is None else {"return": mean, "score": score}
         text = ", ".join(f"{name} {value:.3f}" for name, value in means.items())
@@ -334,7 +354,8 @@ class Run:
         row = {f"eval/{name}_mean": value for name, value in means.items()}
         row |= {f"eval/{c}/{r['task']}": r[c] for c in means for r in rows if r[c] is not None}
         self.log.write(self.steps, self.updates, row)
-        if (better := mean if score is None else score) > self.best:
+        # A mean without some of the tasks is no measure of the weights.
+        if (better := mean if score is None else score) > self.best and len(rows) == tasks:
             self.best = better
             checkpoint.save(self.folder / "best.pt", self.weights())
         self.log.done("evaluate")

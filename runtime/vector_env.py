@@ -12,6 +12,7 @@ import contextlib
 import functools
 import multiprocessing
 import os
+import random
 import selectors
 import signal
 import sys
@@ -27,7 +28,9 @@ from gymnasium.vector.utils import batch_space
 from suites import BENCHMARKS, make_env
 
 
-def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, worker_timeout=300.0, **kwargs):
+def make_vector_env(
+    env: str, num_envs: int, asynchronous: bool = False, worker_timeout=300.0, seed=0, **kwargs
+):
     """`num_envs` of `make_env(env, **kwargs)`, stepped together in this process or in worker processes.
 
     `reset(seed=s)` seeds environment i with s + i. Environments reset on the same step: where rollout i ends, the
@@ -39,9 +42,23 @@ def make_vector_env(env: str, num_envs: int, asynchronous: bool = False, worker_
     that point, as `reset` does; None begins a new rollout. `restart(i)` resets environment i alone.
     A worker that dies, or is silent for `worker_timeout` seconds, is replaced and its rollout is lost: in that step
     info["lost"] (num_envs,) is True, the observation is a new rollout's first, and the reward is 0.
+    `ask({i: (method, arguments)})` calls a method of single environments, and returns {i: its result} without
+    those whose workers were lost. `seed` is that of the workers' global generators: see `seed_globals`.
     """
     makes = [functools.partial(make_env, env, index=(i, num_envs), **kwargs) for i in range(num_envs)]
-    return InWorkers(makes, worker_timeout) if asynchronous else InProcess(makes, autoreset_mode="SameStep")
+    if asynchronous:
+        return InWorkers(makes, worker_timeout, seed)
+    return InProcess(makes, autoreset_mode="SameStep")
+
+
+def seed_globals(*numbers: int) -> None:
+    """Seed the global generators of Python and NumPy, from which some environments draw, by one or more numbers.
+
+    A worker starts as a copy of this process: without seeds of their own, all of them would draw the same.
+    """
+    seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
+    random.seed(seed)
+    np.random.seed(seed)
 
 
 def in_processes(config) -> bool:
@@ -127,6 +144,10 @@ class InProcess(SyncVectorEnv):
         """Begin a new rollout in environment `e`; returns its observation and info."""
         return self.envs[e].reset()
 
+    def ask(self, requests: dict[int, tuple]) -> dict:
+        """Results {e: result} of the requests {e: (method, arguments)}."""
+        return {e: getattr(self.envs[e], method)(**arguments) for e, (method, arguments) in requests.items()}
+
 
 class InWorkers(VectorEnv):
     """`MultiTaskEnv`s in a worker process each; a worker that dies or is silent is replaced. See `make_vector_env`.
@@ -138,9 +159,9 @@ class InWorkers(VectorEnv):
 
     start_seconds = 60.0  # allowed on top of `timeout` where a worker starts and makes its simulators
 
-    def __init__(self, makes: Sequence[Callable], timeout: float = 300.0):
-        self.makes, self.num_envs, self.timeout = makes, len(makes), timeout
-        self._parent, self._seed, self._replaced = os.getpid(), 0, 0
+    def __init__(self, makes: Sequence[Callable], timeout: float = 300.0, seed: int = 0):
+        self.makes, self.num_envs, self.timeout, self.seed = makes, len(makes), timeout, seed
+        self._parent, self._seed, self._replaced, self._started = os.getpid(), 0, 0, 0
         self.processes, self._pipes, self._selector = [], {}, selectors.PollSelector()
         self._losses_E = np.zeros(self.num_envs, dtype=int)  # since each environment last finished a rollout
         with contextlib.closing(makes[0]()) as env:  # for its spaces; never stepped
@@ -185,6 +206,17 @@ class InWorkers(VectorEnv):
     def restart(self, e: int) -> tuple:
         """Begin a new rollout in environment `e`; returns its observation and info."""
         return self._begin({e: ("reset", {})})[0]
+
+    def ask(self, requests: dict[int, tuple]) -> dict:
+        """Results {e: result} of the requests {e: (method, arguments)}, without those of lost workers.
+
+        A lost worker is replaced at once; its environment has to be reset. It may be lost any number of times.
+        """
+        begins = any(method == "reset" for method, _ in requests.values())
+        answers = self._ask(requests, self.start_seconds if begins else 0.0)
+        for e in requests.keys() - answers.keys():
+            self.processes[e] = self._start(e)
+        return answers
 
     def close_extras(self, **kwargs) -> None:
         """Close the pipes, and kill the workers that still run after two seconds."""
@@ -246,7 +278,8 @@ class InWorkers(VectorEnv):
     def _start(self, e: int) -> multiprocessing.Process:
         "A new worker for environment `e`."
         self._pipes[e], theirs = multiprocessing.Pipe()
-        arguments = (self.makes[e], theirs, list(self._pipes.values()))
+        self._started += 1
+        arguments = (self.makes[e], theirs, list(self._pipes.values()), (self.seed, self._started))
         process = multiprocessing.Process(target=serve, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -281,13 +314,14 @@ class InWorkers(VectorEnv):
         )
 
 
-def serve(make: Callable, pipe, parents: Sequence) -> None:
+def serve(make: Callable, pipe, parents: Sequence, seeds: tuple[int, int]) -> None:
     """The loop of a worker: step, reset, save or restore its environment as the parent asks, until that closes its end.
 
     `pipe` is this worker's end. `parents` are the parent's ends of all pipes, copied into this process: they must
-    be closed here, or no worker would notice that the parent is gone. Each answer is (result, None); after a fault
-    it is (None, message), and the worker ends.
+    be closed here, or no worker would notice that the parent is gone. `seeds` are those of the global generators.
+    Each answer is (result, None); after a fault it is (None, message), and the worker ends.
     """
+    seed_globals(*seeds)
     # A terminal's Ctrl-C reaches every process: a worker that died of it would fail the step after which the
     # parent saves. The parent's handler of SIGTERM is inherited, and would keep a worker alive.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -140,13 +140,15 @@ def make_env(
     max_steps: int | None = None,
     clip_rewards: bool = False,
     index: tuple[int, int] = (0, 1),
+    longest: int | None = None,
 ) -> MultiTaskEnv:
     """A multi-task environment: `env` is a benchmark's name or gym:ID[,ID...]; `tasks` a subset of it.
 
     `attempts` is the benchmark's own (`BENCHMARKS`) unless given, and 1 for gym:. `split` is train or test:
     other tasks, levels, goals or layouts, where a benchmark has them. `index` (i, n) says that this is
-    environment i of n, which play different tasks where the benchmark spreads them (Atari). Raises
-    ValueError, one line, for anything that cannot be built.
+    environment i of n, which play different tasks where the benchmark spreads them (Atari). `longest`
+    limits a rollout's env steps where nothing else does. Raises ValueError, one line, for anything that cannot be
+    built.
     """
     chosen = choose_tasks(env, tasks, split)
     benchmark = BENCHMARKS.get(env, Benchmark(gym_tasks, "gymnasium", Rules(task_truncates=True)))
@@ -157,7 +159,10 @@ def make_env(
     if benchmark.spread:
         # Of 24 environments and ten games, 20 to 23 play games 0 to 3 again; of four, the first plays 0, 4 and 8.
         rules = rules._replace(drawn=range(index[0] % len(chosen), len(chosen), index[1]))
-    return MultiTaskEnv(chosen, rules)
+    env = MultiTaskEnv(chosen, rules)
+    if env.max_rollout_length is None:
+        env.rules = env.rules._replace(max_steps=longest)
+    return env
 
 
 def env_arguments(config) -> dict:

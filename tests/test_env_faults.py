@@ -1,8 +1,10 @@
 """envs.py when something breaks: tasks that raise, or return nonsense, and worker processes that die or hang."""
 
+import contextlib
 import functools
 import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from gymnasium import spaces
 
 from envs import MultiTaskEnv
 from runtime.episode_buffer import EpisodeBuffer, parts
-from runtime.vector_env import InProcess, InWorkers, make_vector_env
+from runtime.vector_env import InProcess, InWorkers, make_vector_env, seed_globals
 from suites import make_env
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -513,8 +515,10 @@ def test_workers_end_with_a_parent_that_is_killed():
         "envs = make_vector_env('popgym', 3, True, tasks='RepeatFirstEasy')\n"
         "envs.reset(seed=0)\n"
         "os.kill(envs.processes[0].pid, signal.SIGKILL)\n"
+        # As an evaluation's, beside those of training: each kind inherits the pipes of the other.
+        "more = make_vector_env('popgym', 2, True, tasks='RepeatFirstEasy')\n"
         "assert envs.step([0] * 3)[-1]['lost'].any()\n"
-        "print(*(process.pid for process in envs.processes), flush=True)\n"
+        "print(*(process.pid for process in envs.processes + more.processes), flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     command = [sys.executable, "-c", code]
@@ -528,7 +532,7 @@ def test_workers_end_with_a_parent_that_is_killed():
     deadline = time.monotonic() + 5
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(pids) == 3 and not any(map(alive, pids)), done.stderr
+    assert len(pids) == 5 and not any(map(alive, pids)), done.stderr
 
 
 def test_the_memory_of_a_rollout_without_an_end_is_bounded(monkeypatch):
@@ -544,3 +548,40 @@ def test_the_memory_of_a_rollout_without_an_end_is_bounded(monkeypatch):
     assert envs.snapshots() == [None]
     obs, _ = envs.restore([None])
     assert obs[0, env.layout["attempt_start"]] == 1 and len(envs.snapshots()[0]["actions"]) == 0
+
+
+class Chance(gymnasium.Env):
+    "Shows numbers of the global generators, which `reset(seed=...)` does not seed."
+
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.draw(), {}
+
+    def step(self, action):
+        return self.draw(), 0.0, False, False, {}
+
+    def draw(self):
+        return np.array([np.random.random(), random.random()], np.float32)
+
+
+gymnasium.register("Chance-v0", Chance)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_global_generators_follow_the_seed_and_differ_between_workers(asynchronous):
+    def drawn(seed, lose=False):
+        seed_globals(seed, 0)  # the program's own
+        with contextlib.closing(make_vector_env("gym:Chance-v0", 4, asynchronous, seed=seed)) as envs:
+            rows = [envs.reset(seed=0)[0][:, :2]]
+            if lose:
+                kill(envs, 0)
+            return np.concatenate([*rows, envs.step([0] * 4)[0][:, :2]])
+
+    first, again, other = drawn(1), drawn(1), drawn(2)
+    assert np.array_equal(first, again) and not np.isin(first, other).any()
+    assert len(np.unique(first)) == first.size  # no two environments, steps or generators draw the same
+    if asynchronous:
+        replaced = drawn(1, lose=True)
+        assert len(np.unique(replaced)) == replaced.size and np.array_equal(replaced[5:], first[5:])

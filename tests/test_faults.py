@@ -14,6 +14,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+import evaluate
 import train
 from runtime import checkpoint, frame_store
 from runtime.logger import Logger
@@ -386,3 +387,60 @@ def test_two_processes_do_not_train_one_run(runs, tmp_path):
 def test_an_environment_that_ends_the_program_is_named_too(runs, misbehaving):
     with pytest.raises(ValueError, match="Misbehaves-v0.*SystemExit"):
         train.main(["--name", "a", "--env", misbehaving("exits"), *SMOKE, "--steps", "600"])
+
+
+class Fragile(gymnasium.Env):
+    "Pays 1 in each of five steps. In an evaluation's workers, its process dies or hangs in the third."
+
+    observation_space, action_space = spaces.Box(0, 9, (1,), np.float32), spaces.Discrete(2)
+    fault = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        if self.t == 3 and Fragile.fault == "dies":
+            os._exit(1)
+        if self.t == 3 and Fragile.fault == "hangs":
+            time.sleep(1000)
+        return np.array([self.t], np.float32), 1.0, self.t == 5, False, {}
+
+
+gymnasium.register("Fragile-v0", Fragile, max_episode_steps=5)
+CHAIN = [*SMOKE, "--workers", "processes", "--num_envs", "2", "--worker_timeout", "1", "--name", "a"]
+
+
+@pytest.mark.parametrize("fault", ["dies", "hangs"])
+@pytest.mark.parametrize("others", ["", ",CliffWalking-v1"])
+def test_a_simulator_that_fails_in_evaluations_does_not_end_the_run(runs, monkeypatch, capsys, fault, others):
+    "Its rollouts are left out and counted. CliffWalking has no limit: an evaluation ends it after so many steps."
+    monkeypatch.setattr(evaluate, "LONGEST", 20)
+    made = []
+
+    def envs(*arguments, **more):
+        monkeypatch.setattr(
+            Fragile, "fault", fault
+        )  # workers inherit it; those of training are there already
+        made.append(evaluate.evaluation_envs(*arguments, **more))
+        return made[-1]
+
+    monkeypatch.setattr("runtime.run.evaluation_envs", envs)
+    flags = ["--steps", "300", "--eval_every", "0.01", "--final_episodes", "2", "--segment_length", "20"]
+    rows = train.main(["--env", f"gym:Fragile-v0{others}", *CHAIN, *flags])
+    said = capsys.readouterr().out
+    assert len(made) == 1 and made[0].closed  # kept between evaluations
+    assert f"2 of {2 * (1 + bool(others))} rollouts of the evaluation were lost" in said
+    assert said.count("rollouts have no known limit: evaluations end them after 5,000 env steps") == bool(
+        others
+    )
+    if others:
+        assert [row["task"] for row in rows] == ["CliffWalking-v1"] and rows[0]["episodes"] == 2
+        assert rows[0]["return"] <= -20
+    else:
+        assert rows is None
+    counters = checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]
+    assert counters["lost"] >= 2 and counters["steps"] == 300
+    assert not (runs / "a" / "best.pt").exists()  # no evaluation saw all tasks

@@ -108,7 +108,7 @@ def test_what_the_tables_do_not_print():
         popgym = COLUMN[name] == "POPGym"
         assert (paper["prob_low"], paper["prob_high"]) == ((1e-6, 1) if popgym else (0.001, 0.99))
         assert paper["warmup_updates"] == (2000 if popgym else 500)
-    scale = {"popgym": 200, "metaworld": 1, "procgen-easy": 10, "atari": 10, "babyai": 1000, "gym": 10}
+    scale = {"popgym": 200, "metaworld": 1, "procgen-easy": 10, "atari": 10, "babyai": 1000, "gym": "auto"}
     assert {name: preset(name)["reward_scale"] for name in scale} == scale
     assert (
         preset("atari", variant="dep_dep")["reward_scale"]
