@@ -230,7 +230,7 @@ def draw_bins(axis, rollout: Rollout, judged: Judgement, g: int, support: BinSup
         returns["discounted return"] = discounted(rollout.reward_T * scale, gamma)
     lines = {name: bin_position(support, return_T) for name, return_T in returns.items()}
     # Drawn are the bins that are likely in any step, and those that the lines pass through.
-    used = [*np.flatnonzero(p_TN.max(0) > LEAST), *torch.cat(list(lines.values())).round().int()]
+    used = [*np.flatnonzero(p_TN.max(0) > LEAST), *torch.cat(list(lines.values())).round().int().tolist()]
     time_T = np.arange(len(p_TN) + 1)
     bin_map(axis, time_T, p_TN, used, support, scale, "probability", pad=0.01, fraction=0.02)
     # These two colours are visible on white and on black.
