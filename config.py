@@ -10,8 +10,10 @@ Try      python train.py --help
 import argparse
 import dataclasses
 import difflib
+import importlib
 import json
 import math
+import os
 import re
 import sys
 import time
@@ -85,9 +87,8 @@ class Config:
     critic_weight: float = 10.0  # lambda: weight of the critic's loss; the actor's is 1 | authors' code
     # rewards are multiplied by this before learning; auto: so that the first rewards have a size of 10 | authors' script
     reward_scale: float | Literal["auto"] = 200.0
-    action_samples: int = (
-        3  # K: sampled actions in the value of a state, Eq. 4 (and Eq. 2 of dep_ind) | authors' code
-    )
+    # K: sampled actions in the value of a state, Eq. 4 (and Eq. 2 of dep_ind) | authors' code
+    action_samples: int = 3
     chunk: int = 256  # states per chunk of critic work; changes memory, speed and random draws | our choice
     # env steps whose activations are in memory together; changes memory, speed, and how often an update draws
     # dropout and makes power iterations | our choice
@@ -157,12 +158,19 @@ def parse(argv: list[str] | None = None, root: Path = ROOT) -> Config:
     if known.resume and known.env is None:
         refuse_import(defaults.env, f"runs/{known.name} trains {defaults.env}", f"add --env {defaults.env}")
     config = tyro.cli(Config, args=argv, default=defaults)
+    if known.resume:
+        for flag in ("seed", "scale", "init"):  # they only decide how a run begins
+            was, given = getattr(defaults, flag), getattr(config, flag)
+            fixed = given == was or (flag, given) == ("scale", "auto")
+            require(fixed, f"--{flag} of a run cannot change on --resume: it was {was}. Leave it out")
     changes = {"device": device, "scale": defaults.scale}
     if config.precision == "auto":
         changes["precision"] = "bf16" if device.startswith("cuda") else "float32"
     if not config.name:
-        stem = config.env.replace(":", "_").replace(",", "_")
-        changes["name"] = f"{stem}_{config.variant}_{config.scale}_{time.strftime('%Y%m%d_%H%M%S')}"
+        stem = re.sub(r"[^\w.-]+", "_", config.env)[:60].strip("_")
+        name = f"{stem}_{config.variant}_{config.scale}_{time.strftime('%Y%m%d_%H%M%S')}"
+        more = (f"{name}_{number}" for number in range(2, 1000))  # begun in the same second
+        changes["name"] = next(n for n in (name, *more) if not (root / "runs" / n).exists())
     config = dataclasses.replace(config, **changes)
     check(config, root)
     return config
@@ -182,6 +190,23 @@ def saved_config(name: str | None, root: Path = ROOT) -> Config:
         return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged or from another version of this program: {error}") from error
+
+
+def find_run(run: str | Path) -> Path:
+    """The file or folder that `run` names: a path from where one stands, or the name of a run in runs/."""
+    return next((p for p in (Path(run), Path("runs") / run, ROOT / "runs" / run) if p.exists()), Path(run))
+
+
+def shown(path: str | Path) -> str:
+    """A path as one can type it: relative to where one stands if it lies below, else absolute."""
+    path, here = Path(path).resolve(), Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def use_threads(config: Config) -> None:
+    """Let PyTorch's operations use `config.threads` threads, at most one for each core; more would end the process."""
+    if config.threads:
+        torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
 
 
 def require(condition: bool, message: str) -> None:
@@ -238,14 +263,29 @@ def check(config: Config, root: Path = ROOT) -> None:
     check_device(c.device)
 
 
+def own_modules(env: str) -> list[str]:
+    "The modules that `env`, gym:MODULE:ID[,...], names."
+    names = env.removeprefix("gym:").split(",") if env.startswith("gym:") else []
+    return [name.strip().partition(":")[0] for name in names if ":" in name]
+
+
+def import_modules(env: str | None) -> None:
+    """Import the modules that a typed --env gym:MODULE:ID names. ValueError, one line, for one that does not import."""
+    for module in own_modules(env or ""):
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            line = f"--env {env}: the module {module} does not import: {type(error).__name__}: {error}"
+            raise ValueError(" ".join(line.split())) from error
+
+
 def refuse_import(env: str, where: str, remedy: str) -> None:
     """Raise ValueError, one line, if `env` names a module that is not imported yet.
 
     For environments that were read from a file. Gymnasium imports the module before the colon of an id like
     my_envs:Echo-v0. A user who types the id wants that; a file from someone else could run any code.
     """
-    modules = [name.strip().partition(":")[0] for name in env.removeprefix("gym:").split(",") if ":" in name]
-    foreign = [module for module in modules if module not in sys.modules and env.startswith("gym:")]
+    foreign = [module for module in own_modules(env) if module not in sys.modules]
     would = f"which would import and run the module {', '.join(foreign)}: if you trust it, {remedy}"
     require(not foreign, f"{where}, {would}")
 

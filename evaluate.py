@@ -25,7 +25,7 @@ import tyro
 from tqdm import tqdm
 
 from agent import Agent, Policy
-from config import Config, check_device, refuse_import
+from config import ROOT, Config, check_device, find_run, import_modules, refuse_import, shown, use_threads
 from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
@@ -52,13 +52,13 @@ def make_agent(config, env: MultiTaskEnv) -> Agent:
 
 
 def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, seed: int = 0) -> TrainedPolicy:
-    """Load the policy in a checkpoint: best.pt, checkpoint.pt, or a run's folder.
+    """Load the policy in a checkpoint: best.pt, checkpoint.pt, or a run's folder or name.
 
     The policy acts in `num_envs` environments side by side. CheckpointError, one line, for a missing or damaged file;
     ValueError for environments that live in a module of the user's own which is not imported yet. Loading never runs
     code from the file.
     """
-    path = Path(path)
+    path = find_run(path)
     state = checkpoint.load(path / "best.pt" if path.is_dir() else path, keys=("config", "agent"))
     saved = {k: tuple(v) if isinstance(v, list) else v for k, v in state["config"].items()}
     if saved.get("reward_scale") == "auto":  # from before learning began: there are no values to scale
@@ -67,7 +67,8 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
         config = Config(**saved)
     except TypeError as error:
         raise checkpoint.CheckpointError(f"{path} is of another version of this program: {error}") from error
-    refuse_import(config.env, f"{path} plays {config.env}", "import that module first")
+    remedy = f"add --env {config.env} (in Python: import that module first)"
+    refuse_import(config.env, f"{path} plays {config.env}", remedy)
     agent = make_agent(config, make_env(**env_arguments(config)))
     checkpoint.fill(agent, state["agent"])
     return TrainedPolicy(agent.to(device).eval(), config, num_envs, seed, greedy)
@@ -78,14 +79,13 @@ def find_checkpoint(run: str) -> Path:
 
     Raises ValueError, naming the runs there are, if there is none.
     """
-    path, names = Path(run), ("best.pt", "checkpoint.pt")
-    # A run's name will do.
-    for file in (path, *(folder / name for folder in (path, "runs" / path) for name in names)):
+    path = find_run(run)
+    for file in (path, path / "best.pt", path / "checkpoint.pt"):
         if file.is_file():
             return file
-    folder = path.parent if path.parent.name else Path("runs")
-    known = ", ".join(sorted({str(file.parent) for file in folder.glob("*/*.pt")}))
-    raise ValueError(f"no checkpoint at {run} (there are: {known or f'none in {folder}/ yet'})")
+    folder = path.parent if path.parent.name else ROOT / "runs"
+    known = ", ".join(sorted({shown(file.parent) for file in folder.glob("*/*.pt")}))
+    raise ValueError(f"no checkpoint at {run} (there are: {known or f'none in {shown(folder)}/ yet'})")
 
 
 LONGEST = 5000  # env steps of a rollout in an evaluation, where neither the task nor --max_steps has a limit
@@ -196,6 +196,7 @@ class Options:
 
     run: Annotated[str, tyro.conf.Positional]  # a folder under runs/, or a checkpoint file in one
     episodes: int = 20  # rollouts of each task
+    env: str | None = None  # gym:MODULE:ID as in training: imports the module of your own environments
     split: Literal["train", "test"] = "train"  # tasks, levels and goals it trained on, or held-out ones
     tasks: str | None = None  # comma-separated subset of the split's tasks
     video: Path | None = None  # write the first rollout of each task to this file: .mp4 or .gif
@@ -247,6 +248,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     episodes, split, greedy, seed = options.episodes, options.split, options.greedy, options.seed
     if episodes < 1:
         raise ValueError(f"--episodes must be at least 1, got {episodes}")
+    import_modules(options.env)
     path = find_checkpoint(options.run)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
     check_device(device)
@@ -261,8 +263,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     seed_globals(seed)  # from which some environments draw
     policy = load(path, device=device, greedy=greedy)
     config = policy.config
-    if config.threads:  # as in training: more threads only slow down a small network
-        torch.set_num_threads(config.threads)
+    use_threads(config)  # as in training: more threads only slow down a small network
     with closing(make_env(**evaluation_arguments(config, split))) as env:
         chosen = env.tasks if options.tasks is None else options.tasks.replace(",", " ").split()
         if not chosen:
@@ -294,7 +295,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
-        print(f"written: {out}")
+        print(f"written: {shown(out)}")
         if video:
             record(policy, env, chosen, video, seed)
             print(f"written: {video}")

@@ -29,6 +29,7 @@ from typing import Annotated
 
 import tyro
 
+from config import find_run, import_modules, shown
 from plots.attention import plot_attention
 from plots.runs import plot_groups, plot_run
 from plots.scale import plot_scale, plot_scales
@@ -45,6 +46,9 @@ class Options:
     # run, compare, attention: folders of runs | scales: the table, if not results/scales.csv | scale: the picture
     paths: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     task: str | None = None  # attention: the task to play; default: the run's first
+    env: str | None = (
+        None  # attention: gym:MODULE:ID as in training, imports the module of your own environments
+    )
     seed: int = 0  # attention: of the variant that is played, and of the actions drawn
     output: str | None = None  # the picture to write, instead of its usual place
 
@@ -56,6 +60,9 @@ def main(argv: list[str] | None = None) -> Path:
     """
     options = tyro.cli(Options, args=argv)
     paths, out = options.paths, options.output
+    import_modules(options.env)
+    if options.figure in ("run", "compare", "attention"):  # names will do
+        paths = tuple(str(find_run(path)) for path in paths)
     match options.figure, len(paths):
         case "run", 1:
             return plot_run(paths[0], out)
@@ -63,6 +70,8 @@ def main(argv: list[str] | None = None) -> Path:
             return plot_groups(paths, out, one_group=True)
         case "compare", count if count > 1:
             return plot_groups(paths, out)
+        case "compare", 1:
+            raise ValueError("compare takes two runs or more; for one type: python plot.py run " + paths[0])
         case "attention", 1:
             return plot_attention(paths[0], options.task, options.seed, out)
         case "scale", 0 | 1:
@@ -74,6 +83,6 @@ def main(argv: list[str] | None = None) -> Path:
 
 if __name__ == "__main__":
     try:
-        print(f"written: {main()}")
+        print(f"written: {shown(main())}")
     except (ValueError, OSError, CheckpointError) as error:
         sys.exit(f"error: {error}")

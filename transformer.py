@@ -9,7 +9,8 @@ Paper    AMAGO-2 appendix A, "Model Architectures", and Table 2. Normformer: Shl
          Authors' code: github.com/UT-Austin-RPL/amago
 Shapes   B batch, T time, D model width, H heads, I input width; L cache slots, E = D / H features of a head
 Notes    Windows are padded at their end, so the causal mask alone keeps padding out of real steps. Padding
-         may hold any finite numbers, but no NaN: 0 * NaN is NaN, also in attention.
+         may hold any finite numbers, but no NaN: 0 * NaN is NaN, also in attention. Cache slots that a
+         sequence has not written may hold anything.
          Within L steps `step` equals `forward`. Later they differ: a cached key of the second block comes
          from a first block that saw L steps further back. A cache of L slots therefore carries some memory
          of layers x L steps, and a window of L steps does not.
@@ -144,7 +145,9 @@ class Block(nn.Module):
         at `slot`, and attends to the first slots, where `unseen_B11L` is 0 and not -inf."""
         # Under autocast, projections may have another type than the cache.
         q, k, v = (part.to(key_BHLE.dtype) for part in self.queries_keys_values(x_BD))
-        key_BHLE[slot], value_BHLE[slot] = k, v
+        # Finite, because these slots belong to another sequence later, and a mask does not stop a NaN: 0 * NaN is
+        # NaN. Where the input is NaN, so is the query, and with it this step's output.
+        key_BHLE[slot], value_BHLE[slot] = k.nan_to_num(), v.nan_to_num()
         length = unseen_B11L.shape[-1]
         # softmax(Q K^T / sqrt(E)) V.  Plain: F.scaled_dot_product_attention(..., attn_mask=seen). It is made for
         # many queries: with one for each sequence and the paper's 600 steps, it takes 1.6 times as long on a CPU.
@@ -157,12 +160,14 @@ class Block(nn.Module):
 class Cache:
     """Keys and values of the last L steps of B sequences, (layers, B, H, L, E) each, slots in a ring.
 
-    `count_B` is how many steps each sequence has written since its reset: sequences keep their own time.
+    `count_B` is how many steps each sequence has written since its reset: sequences keep their own time. The first
+    `clean` slots hold finite numbers, written or not; the others may hold anything.
     """
 
     key: Tensor
     value: Tensor
     count_B: Tensor
+    clean: int = 0
 
 
 class CausalTransformer(nn.Module):
@@ -214,7 +219,6 @@ class CausalTransformer(nn.Module):
         if context < 1:
             raise ValueError(f"context must be 1 or more, since a cache holds the newest step; got {context}")
         shape = (len(self.blocks), batch, self.heads, context, self.d_model // self.heads)
-        # Zeros, not uninitialised memory: a masked NaN would be multiplied by its weight of 0, which is NaN.
         key, value = torch.zeros(2, *shape, device=device, dtype=dtype)
         return Cache(key, value, torch.zeros(batch, dtype=torch.long, device=device))
 
@@ -244,6 +248,11 @@ class CausalTransformer(nn.Module):
         length = int(filled_B.max())
         seen_B11L = (torch.arange(length, device=x_BI.device) < filled_B[:, None])[:, None, None]
         unseen_B11L = torch.zeros_like(seen_B11L, dtype=cache.key.dtype).masked_fill_(~seen_B11L, -math.inf)
+        if length > cache.clean:
+            # Plain: mask keys and values in each block, which takes as long as the rest of the step.
+            for part in (cache.key, cache.value):
+                part[..., cache.clean : length, :].masked_fill_(~seen_B11L[..., cache.clean :].mT, 0.0)
+            cache.clean = length
         for block, key_BHLE, value_BHLE in zip(self.blocks, cache.key, cache.value):
             x_BD = block.step(x_BD, key_BHLE, value_BHLE, slot, unseen_B11L)
         return self.norm(x_BD)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib import cycler, rc_context
 from matplotlib.colors import PowerNorm
+from matplotlib.text import Text
 from torch import Tensor
 
 from twohot import BinSupport, symexp
@@ -67,5 +68,8 @@ def save(figure, out: str | Path) -> Path:
     """Write a figure to `out`, making its folder if necessary; returns the path."""
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
+    for text in figure.findobj(Text):  # in a name, "$" begins no formula
+        if "$" in text.get_text():
+            text.set_parse_math(False)
     figure.savefig(out)
     return out

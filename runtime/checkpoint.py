@@ -95,12 +95,13 @@ def save(path, state: dict, previous=None) -> str:
     except BaseException:  # Ctrl-C too: a half-written file would only take up space
         temporary.unlink(missing_ok=True)
         raise
-    # A rename changes the folder, which has to reach the disk as well.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    # A rename changes the folder, which has to reach the disk as well. (Windows opens no folders.)
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     return digest.hex()
 
 

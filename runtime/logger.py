@@ -10,7 +10,6 @@ Copy     this file alone; needs tqdm and tensorboard (with torch)
 """
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -24,6 +23,11 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where nothing keeps two processes from training one run
+    fcntl = None
 
 
 class Logger:
@@ -47,8 +51,8 @@ class Logger:
             self._open(resume)
         self.stop_signal = None  # its number, once Ctrl-C or SIGTERM has come
         signals = [signal.SIGINT, signal.SIGTERM]
-        # SIGHUP comes when a connection breaks. nohup ignores it, and so does the run then.
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        # SIGHUP comes when a connection breaks. nohup ignores it, and so does the run then. (Windows has none.)
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
             signals.append(signal.SIGHUP)
         self.handlers = {number: signal.signal(number, self._on_signal) for number in signals}
 
@@ -172,7 +176,8 @@ def lock_folder(folder: Path):
     folder.mkdir(parents=True, exist_ok=True)
     file = (folder / "lock").open("a+")
     try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if fcntl:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         file.seek(0)
         owner = file.read().strip() or "unknown"
@@ -215,7 +220,9 @@ def describe_versions(folder=Path(__file__).parent, packages=PACKAGES) -> dict[s
 
 
 def available_memory() -> int:
-    """Bytes of memory that are free, within a container's limit if there is one."""
+    """Bytes of memory that are free, within a container's limit if there is one; beyond any need where it is unknown."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return sys.maxsize
     free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     meminfo, group = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
     limit, used = group / "memory.max", group / "memory.current"

@@ -24,8 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from config import Config
-from evaluate import LIMITED, evaluate, evaluation_envs, table_of
+from config import ROOT, Config, shown, use_threads
+from evaluate import LIMITED, evaluate, evaluation_envs, find_checkpoint, table_of
 from runtime import checkpoint, distributed
 from runtime.episode_buffer import parts
 from runtime.logger import Logger, describe_versions, lock_folder
@@ -51,8 +51,7 @@ class Run:
     def __init__(self, config: Config, root: Path):
         self.config, self.folder, self.parent = config, root / "runs" / config.name, os.getppid()
         torch.manual_seed(config.seed)
-        if config.threads:
-            torch.set_num_threads(config.threads)
+        use_threads(config)
         # All processes start from the same weights. Everything else, each of them draws for itself.
         sequence = np.random.SeedSequence([config.seed, distributed.rank()])
         self.rng = np.random.default_rng(sequence)
@@ -114,7 +113,7 @@ class Run:
         self.logged = (time.monotonic(), self.steps, self.updates)
         if self.env.max_rollout_length is None:
             self.log.say(LIMITED)
-        self.log.say(f"runs/{self.config.name}: to watch it,  tensorboard --logdir runs")
+        self.log.say(f"{shown(self.folder)}: to watch it,  tensorboard --logdir {shown(self.folder.parent)}")
 
     def begin(self, e: int, obs_E) -> None:
         """Begin a new rollout in environment `e`, whose first observation is in `obs_E`."""
@@ -135,17 +134,21 @@ class Run:
             table = format_table(rows)
             (self.folder / "table.txt").write_text(table + "\n")
             self.log.say(table)
-            from plots.runs import (
-                plot_run,  # here, because matplotlib is slow to import and not needed before
-            )
+            try:  # the run is complete, whatever happens to its picture
+                # Here, because matplotlib is slow to import and not needed before.
+                from plots.runs import plot_run
 
-            self.log.say(f"curves: {plot_run(self.folder)}")
+                self.log.say(f"curves: {shown(plot_run(self.folder))}")
+            except Exception as error:  # noqa: BLE001
+                again = f"{shown(ROOT / 'plot.py')} run {shown(self.folder)}"
+                self.log.say(f"no curves ({type(error).__name__}: {error}); to draw them:  python {again}")
         return rows
 
     def resume_command(self) -> str:
         """The command that resumes this run."""
-        several = f"torchrun --nproc_per_node {distributed.local_world_size()} train.py"
-        return f"{'python train.py' if distributed.world_size() == 1 else several} --name {self.config.name} --resume"
+        several = f"torchrun --nproc_per_node {distributed.local_world_size()}"
+        start = "python" if distributed.world_size() == 1 else several
+        return f"{start} {shown(ROOT / 'train.py')} --name {self.config.name} --resume"
 
     def __enter__(self) -> Self:
         return self
@@ -416,7 +419,7 @@ def not_finite(agent: torch.nn.Module, metrics: dict[str, Tensor]) -> str:
 
 def load_weights(agent: torch.nn.Module, config: Config) -> None:
     """Load the weights of another run's checkpoint, --init. CheckpointError or ValueError, one line, if they do not fit."""
-    state = checkpoint.load(config.init, keys=("config", "agent"))
+    state = checkpoint.load(find_checkpoint(config.init), keys=("config", "agent"))
     shapes = [f for f in checkpoint.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
     checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
     checkpoint.fill(agent, state["agent"])

@@ -51,7 +51,7 @@ class ProcgenGame(gymnasium.Env):
         level = (options or {}).get("level")
         if level is None:
             level = int(self.np_random.integers(self.levels.start, self.levels.stop))
-        check_procgen(self.game, self.mode, level)
+        level = check_procgen(self.game, self.mode, level)
         self.close()
         # One level only, so its random seed has nothing to draw.
         one_level = {"start_level": level, "num_levels": 1, "rand_seed": 0}
@@ -81,16 +81,18 @@ class ProcgenGame(gymnasium.Env):
             self._env = None
 
 
-def check_procgen(game: str, mode: str, level: int) -> None:
-    "ValueError for arguments for which Procgen would end the whole process, or silently do something else."
+def check_procgen(game: str, mode: str, level) -> int:
+    "The level as an int. ValueError where Procgen would end the whole process, or silently do something else."
     if game not in PROCGEN_MEMORY_HARD:
         raise ValueError(f"unknown Procgen game '{game}': it is one of {', '.join(PROCGEN_MEMORY_HARD)}")
     if mode not in ("easy", "hard", "memory"):
         raise ValueError(f"unknown Procgen mode '{mode}': it is easy, hard or memory")
     if mode == "memory" and game not in PROCGEN_MEMORY_GAMES:
         raise ValueError(f"{game} has no memory mode; only {', '.join(PROCGEN_MEMORY_GAMES)} do. Take hard")
-    if not isinstance(level, (int, np.integer)) or not 0 <= level < 2**31 - 1:
+    whole = isinstance(level, (int, np.integer)) and not isinstance(level, bool)
+    if not whole or not 0 <= level < 2**31 - 1:
         raise ValueError(f"a Procgen level is from 0 to {2**31 - 2}, got {level}")
+    return int(level)
 
 
 @functools.cache

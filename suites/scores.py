@@ -29,7 +29,10 @@ def load_bounds(env: str) -> dict[str, tuple[float, float]]:
     if not path.exists():
         return {}
     with open(path) as file:
-        return {r["task"]: (float(r["random_mean"]), float(r["best_mean"])) for r in csv.DictReader(file)}
+        try:
+            return {r["task"]: (float(r["random_mean"]), float(r["best_mean"])) for r in csv.DictReader(file)}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} needs the columns task, random_mean, best_mean ({error!r})") from error
 
 
 def score_rows(

@@ -225,6 +225,23 @@ def test_one_environment_starts_anew_amid_the_others():
     close(after[1:2], model(x_BTI[1:2, 5:], time_BT[1:2, 5:]), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("garbage", [float("nan"), float("inf"), 1e30])
+def test_slots_that_a_sequence_has_not_written_do_not_touch_it(garbage):
+    "Whatever they hold: memory that was never written, or the steps of another sequence before a reset."
+    model, x_BTI, time_BT = model_and_window()
+    foreign = model.init_cache(3, context=12)
+    foreign.key.fill_(garbage), foreign.value.fill_(garbage)
+    bad_BTI, ended_B = x_BTI.clone(), torch.tensor([False, True, False])
+    bad_BTI[1] = garbage
+    for cache, first_BTI in ((foreign, x_BTI), (model.init_cache(3, context=12), bad_BTI)):
+        before = play(model, first_BTI[:, :5], time_BT[:, :5], cache)
+        close(before[[0, 2]], model(x_BTI, time_BT)[[0, 2], :5], rtol=0, atol=1e-5)
+        assert first_BTI is x_BTI or garbage == 1e30 or before[1].isnan().all()  # where it is seen, it shows
+        model.reset(cache, ended_B)  # from now on shorter than the others
+        after = play(model, x_BTI[:, :3], time_BT[:, :3], cache)
+        close(after[1:2], model(x_BTI, time_BT)[1:2, :3], rtol=0, atol=1e-5)
+
+
 def test_a_reset_where_nothing_ended_changes_nothing():
     model, x_BTI, time_BT = model_and_window()
     cache = model.init_cache(3, context=12)

@@ -155,12 +155,13 @@ def test_the_update_has_the_gradients_of_one_plain_loss(no_chance, variant):
         torch.testing.assert_close(got[name], gradient, rtol=1e-3, atol=1e-6)
 
 
-def test_padding_changes_nothing():
+@pytest.mark.parametrize("garbage", [1e6, float("nan"), float("inf")])
+def test_padding_changes_nothing(garbage):
     "Garbage in masked steps must not move the loss, any gradient, or the input statistics."
     clean, dirty = window(), window()
     real_BT1 = torch.nn.functional.pad(dirty.mask_BT, (1, 0), value=True)
-    dirty.obs_BTO[~real_BT1] = 1e6
-    dirty.reward_BT[~dirty.mask_BT] = 1e6
+    dirty.obs_BTO[~real_BT1] = garbage
+    dirty.reward_BT[~dirty.mask_BT] = garbage
     dirty.action_BT[~dirty.mask_BT] = 2
     agent_a, a, grads_a = gradients(small(), clean)
     agent_b, b, grads_b = gradients(small(), dirty)
