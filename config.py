@@ -194,7 +194,8 @@ def saved_config(name: str | None, root: Path = ROOT) -> Config:
 
 def find_run(run: str | Path) -> Path:
     """The file or folder that `run` names: a path from where one stands, or the name of a run in runs/."""
-    return next((p for p in (Path(run), Path("runs") / run, ROOT / "runs" / run) if p.exists()), Path(run))
+    places = (Path(run), Path("runs") / run, ROOT / run, ROOT / "runs" / run)
+    return next((path for path in places if path.exists()), Path(run))
 
 
 def shown(path: str | Path) -> str:

@@ -83,7 +83,7 @@ def find_checkpoint(run: str) -> Path:
     for file in (path, path / "best.pt", path / "checkpoint.pt"):
         if file.is_file():
             return file
-    folder = path.parent if path.parent.name else ROOT / "runs"
+    folder = path.parent if path.parent.name else find_run("runs")
     known = ", ".join(sorted({shown(file.parent) for file in folder.glob("*/*.pt")}))
     raise ValueError(f"no checkpoint at {run} (there are: {known or f'none in {shown(folder)}/ yet'})")
 

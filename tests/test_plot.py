@@ -622,9 +622,10 @@ def test_mistakes_are_answered_in_one_line(tmp_path, monkeypatch):
             plot.main(list(argv))
         assert "\n" not in str(error.value)
 
-    for wrong in ("walk", "run", "compare", "compare nowhere", "attention a b", "scale a b", "scales a b"):
+    for wrong in ("walk", "run", "compare", "attention a b", "scale a b", "scales a b"):
         says(f"cannot draw '{wrong}'. Type one of: python plot.py run runs/<name>", *wrong.split())
     says("no log at nowhere .*runs/my_run", "run", "nowhere")
+    says("compare takes two runs or more; for one type: python plot.py run nowhere", "compare", "nowhere")
     says("no log at nowhere", "compare", "nowhere", "elsewhere")
     first = write_seed(tmp_path / "first")
     says("differ in layers .not given, 5.. .*compare", "run", first, write_seed(tmp_path / "b", layers=5))
