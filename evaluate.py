@@ -25,7 +25,7 @@ import tyro
 from tqdm import tqdm
 
 from agent import Agent, Policy
-from config import ROOT, Config, check_device, find_run, import_modules, refuse_import, shown, use_threads
+from config import Config, check_device, find_run, import_modules, refuse_import, shown, use_threads
 from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts

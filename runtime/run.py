@@ -31,7 +31,7 @@ from runtime.episode_buffer import parts
 from runtime.logger import Logger, describe_versions, lock_folder
 from runtime.vector_env import in_processes, seed_globals
 from suites import task_family
-from suites.scores import format_table, mean_scores, mean_told
+from suites.scores import format_table, load_bounds, mean_scores, mean_told
 
 BAD_IN_A_ROW = 10  # updates that are not finite, after which a run stops
 
@@ -82,6 +82,7 @@ class Run:
         Returns what the checkpoint holds of this process's episodes in progress, for `start`.
         """
         config, rank = self.config, distributed.rank()
+        load_bounds(config.env)  # a damaged table is told now, not at the end
         if config.augment and self.env.image_shape is None:
             raise ValueError(f"--augment shifts images, and --env {config.env} has none: leave it out")
         if self.replay.frames is not None:

@@ -114,7 +114,8 @@ def format_table(rows: list[dict], groups: dict[str, list[str]] | None = None) -
     body = [line(row["task"], row) for row in rows]
     parts = {label: [row for row in rows if row["task"] in tasks] for label, tasks in (groups or {}).items()}
     below = [means(f"mean of {len(part)} {label}", part) for label, part in parts.items() if part]
-    return "\n".join([header, *body, *below, means(f"mean of {len(rows)} tasks", rows)])
+    tasks = "1 task" if len(rows) == 1 else f"{len(rows)} tasks"
+    return "\n".join([header, *body, *below, means(f"mean of {tasks}", rows)])
 
 
 if __name__ == "__main__":

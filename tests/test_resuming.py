@@ -281,7 +281,9 @@ def test_a_run_or_checkpoint_that_names_a_module_does_not_import_it(saved_twice,
     state = checkpoint.load(saved_twice / "best.pt")
     state["config"] |= {"env": "gym:CartPole-v1,stranger:CartPole-v1", "tasks": None}
     checkpoint.save(saved_twice / "best.pt", state)
-    with pytest.raises(ValueError, match="would import and run the module stranger: if you trust it, add --env"):
+    with pytest.raises(
+        ValueError, match="would import and run the module stranger: if you trust it, add --env"
+    ):
         train.load(saved_twice)
     config = json.loads((saved_twice / "config.json").read_text()) | {"env": "gym:stranger:CartPole-v1"}
     (saved_twice / "config.json").write_text(json.dumps(config))
