@@ -257,9 +257,8 @@ class Attempts:
         counts = self.index >= self.free
         self.returns[self.index] += reward
         self.counted += reward if counts else 0.0
-        if (
-            success is not None
-        ):  # once is enough: a Meta-World success may be lost again before the attempt ends
+        # Once is enough: a Meta-World success may be lost again before the attempt ends.
+        if success is not None:
             self.success[self.index] = max(self.success.get(self.index, 0.0), float(success))
         return counts
 
@@ -407,9 +406,8 @@ class MultiTaskEnv(gymnasium.Env):
     def _fault(self, deed: str) -> ValueError:
         "The task's mistake in one line."
         when = f"env step {self._rollout.steps} of a rollout, attempt {self._rollout.index + 1} of {self.attempts}"
-        return ValueError(
-            f"task '{self.tasks[self._task]}' {deed} ({when}). Mend it, or leave it out with --tasks"
-        )
+        task, remedy = self.tasks[self._task], "Mend it, or leave it out with --tasks"
+        return ValueError(f"task '{task}' {deed} ({when}). {remedy}")
 
     def snapshot(self) -> dict | None:
         """The rollout so far: generator's state at its start, task that was asked for, actions since. All else follows.

@@ -212,9 +212,8 @@ class Run:
         One scale for all tasks: a scale for each would hide what one is worth beside another.
         """
         reward_T = self.replay.rewards().astype(np.float64)
-        square, count = distributed.mean(
-            torch.tensor([(reward_T**2).sum(), np.count_nonzero(reward_T)])
-        ).tolist()
+        own = torch.tensor([(reward_T**2).sum(), np.count_nonzero(reward_T)], dtype=torch.float64)
+        square, count = distributed.mean(own).tolist()
         # The size of rewards that are not 0: a task that seldom pays does not pay more for it.
         size = (square / count) ** 0.5 if count else 1.0
         scale = float(f"{10 / size:.2g}")
@@ -257,7 +256,7 @@ class Run:
         if not c.bin_low <= seen <= c.bin_high:
             fault = f"a return of {value:g} lies beyond the critic's bins ({c.bin_low:g} to {c.bin_high:g})"
             advice = "start again with a lower --reward_scale, or a wider --bin_low and --bin_high"
-        # A hundredth of what is noise to the critic: it interpolates between bins, but not that finely.
+        # It interpolates between bins, but not that finely.
         elif count >= 50 and 0 < apart < 0.02:
             fault = f"returns from {low:g} to {high:g} lie within a fiftieth of one of the critic's bins"
             advice = "it can hardly tell them apart: take the common part out of the rewards, or raise --bins"
@@ -343,7 +342,7 @@ class Run:
         if lost := tasks * episodes - sum(map(len, rollouts.values())):
             self.lost += lost
             self.log.say(
-                f"{lost} of {tasks * episodes} rollouts of the evaluation were lost: their processes died"
+                f"{lost} of {tasks * episodes} rollouts of the evaluation were lost with their processes"
             )
         rows = table_of(rollouts, self.env, c)
         if not rows:

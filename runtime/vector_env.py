@@ -51,14 +51,15 @@ def make_vector_env(
     return InProcess(makes, autoreset_mode="SameStep")
 
 
-def seed_globals(*numbers: int) -> None:
-    """Seed the global generators of Python and NumPy, from which some environments draw, by one or more numbers.
+def seed_globals(*numbers: int) -> int:
+    """Seed the global generators of Python and NumPy, from which some environments draw; returns the seed.
 
     A worker starts as a copy of this process: without seeds of their own, all of them would draw the same.
     """
     seed = int(np.random.SeedSequence(numbers).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
+    return seed
 
 
 def in_processes(config) -> bool:
@@ -321,12 +322,13 @@ def serve(make: Callable, pipe, parents: Sequence, seeds: tuple[int, int]) -> No
     be closed here, or no worker would notice that the parent is gone. `seeds` are those of the global generators.
     Each answer is (result, None); after a fault it is (None, message), and the worker ends.
     """
-    seed_globals(*seeds)
     # A terminal's Ctrl-C reaches every process: a worker that died of it would fail the step after which the
     # parent saves. The parent's handler of SIGTERM is inherited, and would keep a worker alive.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    seed = seed_globals(*seeds)
     if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
         sys.modules["torch"].set_num_threads(1)
     for parent in parents:
         parent.close()

@@ -67,12 +67,9 @@ def gym_tasks(ids: str) -> dict[str, Callable]:
             check_spaces(env)
             env.close()
         except FAULTS as error:  # also a constructor's own mistakes
-            kind = (
-                "" if isinstance(error, (ValueError, gymnasium.error.Error)) else f"{type(error).__name__}: "
-            )
-            raise ValueError(
-                f"cannot make Gymnasium id '{name}' a task: {kind}{first_line(error)}"
-            ) from error
+            told = isinstance(error, (ValueError, gymnasium.error.Error))  # in words that say enough
+            fault = first_line(error) if told else f"{type(error).__name__}: {first_line(error)}"
+            raise ValueError(f"cannot make Gymnasium id '{name}' a task: {fault}") from error
         tasks[name] = functools.partial(make_gym_task, name)
     if not tasks:
         raise ValueError("--env gym: needs at least one id, for example --env gym:CartPole-v1,Acrobot-v1")

@@ -553,7 +553,7 @@ def test_the_memory_of_a_rollout_without_an_end_is_bounded(monkeypatch):
 class Chance(gymnasium.Env):
     "Shows numbers of the global generators, which `reset(seed=...)` does not seed."
 
-    observation_space, action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32), spaces.Discrete(2)
+    observation_space, action_space = spaces.Box(-np.inf, np.inf, (3,), np.float32), spaces.Discrete(2)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -563,7 +563,7 @@ class Chance(gymnasium.Env):
         return self.draw(), 0.0, False, False, {}
 
     def draw(self):
-        return np.array([np.random.random(), random.random()], np.float32)
+        return np.array([np.random.random(), random.random(), torch.rand(())], np.float32)
 
 
 gymnasium.register("Chance-v0", Chance)
@@ -572,12 +572,12 @@ gymnasium.register("Chance-v0", Chance)
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_global_generators_follow_the_seed_and_differ_between_workers(asynchronous):
     def drawn(seed, lose=False):
-        seed_globals(seed, 0)  # the program's own
+        torch.manual_seed(seed_globals(seed, 0))  # the program's own
         with contextlib.closing(make_vector_env("gym:Chance-v0", 4, asynchronous, seed=seed)) as envs:
-            rows = [envs.reset(seed=0)[0][:, :2]]
+            rows = [envs.reset(seed=0)[0][:, :3]]
             if lose:
                 kill(envs, 0)
-            return np.concatenate([*rows, envs.step([0] * 4)[0][:, :2]])
+            return np.concatenate([*rows, envs.step([0] * 4)[0][:, :3]])
 
     first, again, other = drawn(1), drawn(1), drawn(2)
     assert np.array_equal(first, again) and not np.isin(first, other).any()

@@ -432,7 +432,7 @@ def test_a_simulator_that_fails_in_evaluations_does_not_end_the_run(runs, monkey
     rows = train.main(["--env", f"gym:Fragile-v0{others}", *CHAIN, *flags])
     said = capsys.readouterr().out
     assert len(made) == 1 and made[0].closed  # kept between evaluations
-    assert f"2 of {2 * (1 + bool(others))} rollouts of the evaluation were lost" in said
+    assert f"2 of {2 * (1 + bool(others))} rollouts of the evaluation were lost with" in said
     assert said.count("rollouts have no known limit: evaluations end them after 5,000 env steps") == bool(
         others
     )
