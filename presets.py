@@ -172,6 +172,9 @@ PRESETS: dict[str, dict[str, dict]] = {name: scales_of(name) for name in COLUMNS
 PRESETS["procgen-easy-rescaled"] = scales_of("procgen-easy")
 PRESETS["scales"] = scales_of("popgym", attempts=1)
 PRESETS["gym"] = scales_of("popgym", attempts=1, reward_scale="auto")
+# Rollouts may have any length and observations any width: a capacity in env steps keeps the replay in memory.
+for scale, capacity in (("laptop", 1_000_000), ("smoke", 20_000)):
+    PRESETS["gym"][scale] |= {"replay_trajectories": None, "replay_steps": capacity}
 
 
 # OFFICIAL: the scale-dependent critic has a smaller reward multiplier on Atari | authors' script
