@@ -35,8 +35,8 @@ class RunningNorm(nn.Module):
     """Normalise vectors (..., O) by running means and standard deviations.
 
     Arguments: `dim` O; `limit` clips the result; `floor` is the smallest standard deviation, as a share of the
-    feature's mean absolute value: smaller ones are rounding errors. A feature that never changed (padding)
-    becomes 0. `memory` is the largest weight of the past, counted in vectors. Up to that many vectors the
+    feature's mean absolute value. A feature that never changed becomes 0, and so does its first change.
+    `memory` is the largest weight of the past, counted in vectors. Up to that many vectors the
     statistics are exactly those of all data seen; later they are an exponential average, since the data
     changes as the policy learns. Before the first update the mean is 0 and the standard deviation 1, so
     vectors within +-`limit` are unchanged. The statistics are float64 buffers, which are saved and loaded.
@@ -96,9 +96,11 @@ class RunningNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., O) -> (..., O), float32, in [-limit, limit]."""
-        deviation_O = torch.maximum(self.variance_O.sqrt(), self.floor * self.size_O).float()
-        # Divided by infinity, a feature that never changed is 0, and so is the first change of it.
-        deviation_O = torch.where(deviation_O > 0, deviation_O, torch.inf)
+        own_O = self.variance_O.sqrt()
+        deviation_O = torch.maximum(own_O, self.floor * self.size_O).float()
+        # Less is rounding: of float32 (6e-8), or of pooled sums of squares (1e-8, even of a constant). Divided by
+        # infinity, a feature that never changed is 0, and so is the first change of it.
+        deviation_O = torch.where((own_O > 1e-7 * self.size_O) & (deviation_O > 0), deviation_O, torch.inf)
         return ((x.float() - self.mean_O.float()) / deviation_O).clamp(-self.limit, self.limit)
 
 

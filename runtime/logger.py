@@ -66,7 +66,7 @@ class Logger:
             replace_file(path, whole_lines + newline)
         # A resumed run saves them at its first checkpoint: one that fails at once leaves the old files unchanged.
         if resume is None:
-            self._save_files()
+            self.save_files()
         # Unbuffered, so that a row is in the file once it is written, also where the disk is full later.
         self.file = path.open("ab", buffering=0)
         steps = -1 if resume is None else resume[1]
@@ -76,7 +76,10 @@ class Logger:
         initial = min(1.0, self.progress(steps))  # a run that had ended may be resumed
         self.bar = tqdm(total=1.0, initial=initial, bar_format=form, dynamic_ncols=True)
 
-    def _save_files(self) -> None:
+    def save_files(self) -> None:
+        """Save the dictionaries that are not saved yet as JSON; only the first process has any to save."""
+        if self.silent:
+            return
         for name, content in self.unsaved.items():
             replace_file(self.folder / f"{name}.json", json.dumps(content, indent=1).encode() + b"\n")
         self.unsaved = {}
@@ -144,7 +147,7 @@ class Logger:
 
     def sync(self) -> int:
         """Force the log to the disk; returns its size in bytes, for the checkpoint. Not for silent loggers."""
-        self._save_files()
+        self.save_files()
         os.fsync(self.file.fileno())
         return os.fstat(self.file.fileno()).st_size
 

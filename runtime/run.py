@@ -219,6 +219,7 @@ class Run:
         scale = float(f"{10 / size:.2g}")
         self.config = dataclasses.replace(self.config, reward_scale=scale)
         self.log.unsaved["config"] = dataclasses.asdict(self.config) | {"resume": False}
+        self.log.save_files()  # at once: figures of a run in progress divide by it
         found = f"the first rewards have a size of {size:.3g}" if count else "the first rewards were all 0"
         self.log.say(f"--reward_scale auto: {scale:g}, because {found}")
 

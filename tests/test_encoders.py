@@ -130,12 +130,17 @@ def test_only_update_moves_the_statistics():
     assert all(torch.equal(a, b) for a, b in zip(before, statistics(norm)))
 
 
-def test_a_feature_that_never_moved_is_zero_and_does_not_explode():
-    "Padding that was always 0, and a constant: 0, with the first change bounded and finite."
-    norm = RunningNorm(2, limit=10.0)
-    norm.update(torch.tensor([0.0, 0.1]).expand(100, 2), torch.ones(100, dtype=torch.bool))
-    assert norm(torch.tensor([0.0, 0.1])).tolist() == [0.0, 0.0]
-    assert norm(torch.tensor([1e-3, -3.0])).tolist() == [0.0, -10.0]
+@pytest.mark.parametrize("value", [0.0, 1 / 3, -100.0])
+def test_a_feature_that_never_moved_is_zero_and_its_first_change_is_bounded(value):
+    "Padding, and constants, also where pooled sums leave a deviation of rounding."
+    norm, all_99 = RunningNorm(1, limit=10.0), torch.ones(99, dtype=torch.bool)
+    for _ in range(5):
+        norm.update(torch.full((99, 1), value), all_99, lambda sums: sums / 3)
+    assert norm(torch.tensor([[value], [value + 1], [value - 1]])).tolist() == [[0.0]] * 3
+    norm.update(torch.tensor([[value + 1.0]]), torch.tensor([True]), lambda sums: sums / 3)
+    # One vector in 496 differs: (1 - p) / sqrt(p (1 - p)) is 22.2, clipped; the others are at -sqrt(p / (1 - p)).
+    expected = torch.tensor([[10.0], [-(495**-0.5)]])
+    torch.testing.assert_close(norm(torch.tensor([[value + 1], [value]])), expected, rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("unit", [1e-12, 1e-3, 1.0, 1e9])

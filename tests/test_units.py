@@ -62,7 +62,7 @@ def run_with(rewards=(), **config):
     "A run's parts that its scale and its warnings need."
     config = Config(**{"env": "gym:X", "reward_scale": "auto"} | config)
     said = []
-    log = SimpleNamespace(say=said.append, unsaved={})
+    log = SimpleNamespace(say=said.append, unsaved={}, save_files=lambda: said.append("saved"))
     replay = SimpleNamespace(rewards=lambda: np.array(rewards, np.float32))
     run = SimpleNamespace(config=config, replay=replay, log=log, range_of={}, warned=False)
     return run, said
@@ -84,7 +84,8 @@ def test_the_multiplier_gives_rewards_a_size_of_10(rewards, scale):
     run, said = run_with(rewards)
     Run.fix_reward_scale(run)
     assert run.config.reward_scale == scale == run.log.unsaved["config"]["reward_scale"]
-    assert len(said) == 1 and f"--reward_scale auto: {scale:g}, because the first rewards" in said[0]
+    # The file is written at once: a figure of a run in progress reads it.
+    assert said[0] == "saved" and f"--reward_scale auto: {scale:g}, because the first rewards" in said[1]
 
 
 def test_it_is_fixed_once_before_learning_and_a_number_wins(tmp_path):
@@ -98,7 +99,7 @@ def test_it_is_fixed_once_before_learning_and_a_number_wins(tmp_path):
     run.replay.n += 1
     assert Run.can_learn(run) and run.config.reward_scale == 2.0
     run.replay.rewards = lambda: np.full(4, 500.0)
-    assert Run.can_learn(run) and run.config.reward_scale == 2.0 and len(said) == 1
+    assert Run.can_learn(run) and run.config.reward_scale == 2.0 and len(said) == 2
     assert parse(["--env", "gym:CartPole-v1", "--name", "x"], tmp_path).reward_scale == "auto"
     typed = ["--env", "gym:CartPole-v1", "--name", "x", "--reward_scale", "7"]
     assert parse(typed, tmp_path).reward_scale == 7.0
