@@ -89,9 +89,10 @@ def find_checkpoint(run: str) -> Path:
 
 
 LONGEST = 5000  # env steps of a rollout in an evaluation, where neither the task nor --max_steps has a limit
-
-
-LIMITED = f"rollouts have no known limit: evaluations end them after {LONGEST:,} env steps (train with --max_steps N to change it)"
+LIMITED = (
+    f"no limit is known for some tasks: evaluations end rollouts after {LONGEST:,} env steps and count their "
+    "returns up to there (train with --max_steps N to change it)"
+)
 
 
 def evaluation_arguments(config, split: str = "train") -> dict:
@@ -206,19 +207,18 @@ class Options:
     out: Path | None = None  # where to write the table; default: evaluation.csv beside the checkpoint
 
 
-def draws(env, tasks: list[str]) -> bool:
-    """Whether there are pictures of these tasks: pixels that the agent sees, or a task's own `render`."""
+def check_draws(env, tasks: list[str]) -> None:
+    """ValueError for a task without pictures: no pixels that the agent sees, nor a `render` of the task's own."""
     for task in tasks if env.image_shape is None else ():
         env.reset(seed=0, options={"task": task})
         if env.render() is None:
-            return False
-    return True
+            raise ValueError(f"--video: {task} draws nothing; videos are of pixels, Meta-World and BabyAI")
 
 
 def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 15) -> None:
     """Write one rollout of each task as a video to `out`, .mp4 or .gif, one after another.
 
-    Pixels as the agent sees them, enlarged four times; other tasks as their `render` draws them (see `draws`).
+    Pixels as the agent sees them, enlarged four times; other tasks as their `render` draws them (see `check_draws`).
     """
     import imageio.v3 as imageio  # here, because it is slow to import and seldom needed
 
@@ -248,6 +248,8 @@ def main(argv: list[str] | None = None) -> list[dict]:
     episodes, split, greedy, seed = options.episodes, options.split, options.greedy, options.seed
     if episodes < 1:
         raise ValueError(f"--episodes must be at least 1, got {episodes}")
+    if seed < 0:
+        raise ValueError(f"--seed must be 0 or more, got {seed}")
     import_modules(options.env)
     path = find_checkpoint(options.run)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if options.device == "auto" else options.device
@@ -260,7 +262,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     for flag, file in (("--out", out), ("--video", video)):
         if file and not file.parent.is_dir():
             raise ValueError(f"{flag} {file}: there is no folder {file.parent}")
-    seed_globals(seed)  # from which some environments draw
+    torch.manual_seed(seed_globals(seed))  # generators from which some environments draw
     policy = load(path, device=device, greedy=greedy)
     config = policy.config
     use_threads(config)  # as in training: more threads only slow down a small network
@@ -273,20 +275,21 @@ def main(argv: list[str] | None = None) -> list[dict]:
             if split == "train" and set(unknown) <= set(held_out_tasks(config.env, config.tasks)):
                 hint = "held out: add --split test"
             raise ValueError(f"{path} was not trained on {', '.join(unknown)}: {hint}")
-        if video and not draws(env, chosen):
-            raise ValueError(
-                f"--video: {chosen[0]} draws nothing; videos are of pixels, Meta-World and BabyAI"
-            )
+        if video:
+            check_draws(env, chosen)
         print(f"{path}: tasks {len(chosen)}, rollouts of each {episodes}, {'mode' if greedy else 'samples'}")
         if env.max_rollout_length is None:
             print(LIMITED)
         with tqdm(total=len(chosen) * episodes, unit="rollout", disable=None) as bar:
             played = evaluate(policy.agent, config, episodes, chosen, split, greedy, seed, bar=bar)
         if lost := len(chosen) * episodes - sum(map(len, played.values())):
-            print(f"{lost} rollouts were lost: their worker processes died or were silent")
+            why = f"their processes died or were silent for {config.worker_timeout:g} seconds"
+            print(f"{lost} of {len(chosen) * episodes} rollouts were lost: {why}")
         rows, groups = table_of(played, env, config), None
         if not rows:
-            raise ValueError("no rollout was finished: see the tasks' own messages above")
+            raise ValueError(
+                "all rollouts were lost: there is no table. Look at the tasks' own output, or try fewer"
+            )
         if split == "test" and (held_out := held_out_tasks(config.env, config.tasks)):
             trained = [task for task in env.tasks if task not in held_out]
             groups = {"trained, unseen variants": trained, "held-out": held_out}

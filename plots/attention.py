@@ -30,6 +30,7 @@ from config import use_threads
 from evaluate import find_checkpoint, load
 from plots.style import bin_map, bin_position, heat_map, save, styled
 from runtime.episode_buffer import parts
+from runtime.vector_env import seed_globals
 from suites import nearest
 from twohot import BinSupport
 
@@ -164,6 +165,7 @@ def plot_attention(run: str, task: str | None = None, seed: int = 0, out: str | 
     if seed < 0:
         raise ValueError(f"--seed must be 0 or more, got {seed}")
     path = find_checkpoint(run)
+    torch.manual_seed(seed_globals(seed))
     policy = load(path, seed=seed)
     agent, config, env = policy.agent, policy.config, policy.make_env()
     use_threads(config)

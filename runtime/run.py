@@ -106,12 +106,20 @@ class Run:
         """Begin a rollout in every environment, or continue those that `open` returned."""
         self.closing.callback(self.envs.close)
         if saved is None:
+            # A resumed run does not draw again what it has drawn.
+            seed_globals(self.config.seed, distributed.rank(), self.steps)
             obs_E = parts(self.envs.reset(seed=(self.seeds["environments"] + self.steps) % 10**9)[0])
             for e in range(self.config.num_envs):
                 self.begin(e, obs_E)
         else:
             checkpoint.continue_run(self, saved)
         self.logged = (time.monotonic(), self.steps, self.updates)
+        if self.steps and self.log.progress(self.steps) >= 1:
+            limits = f"--steps {self.config.steps:,}"
+            limits += f" or --minutes {self.config.minutes:g}" if self.config.minutes else ""
+            self.log.say(
+                f"this run has ended before, at {limits}: to train on, give more. It is evaluated again"
+            )
         if self.env.max_rollout_length is None:
             self.log.say(LIMITED)
         self.log.say(f"{shown(self.folder)}: to watch it,  tensorboard --logdir {shown(self.folder.parent)}")
@@ -337,7 +345,12 @@ class Run:
             self.evaluation_envs = evaluation_envs(c, most, seed=self.seeds["evaluation"] + self.steps)
             self.closing.callback(self.evaluation_envs.close)
         stop = lambda: self.log.stop_signal
+        # In this process, tasks may draw from its global generators: the same in every evaluation, which comes by the
+        # clock and must not change what training draws.
+        generators = checkpoint.rng_state()
+        seed_globals(self.seeds["evaluation"])
         rollouts = evaluate(self.agent, c, episodes, stop=stop, envs=self.evaluation_envs)
+        checkpoint.set_rng_state(generators)
         if self.log.stop_signal:
             return None
         if lost := tasks * episodes - sum(map(len, rollouts.values())):

@@ -8,8 +8,10 @@ Bounds   none measured; reports show success instead
 Try      python -m suites.metaworld
 """
 
+import ctypes.util
 import functools
 import multiprocessing
+import os
 import pickle
 from collections.abc import Callable
 
@@ -55,6 +57,10 @@ class MetaWorldTask(gymnasium.Env):
 
     def render(self):
         "The picture, turned by 180 degrees: this camera hangs upside down. ValueError without OpenGL."
+        # Without a display, the library that is tried first fails and leaves a traceback at the program's end. Only
+        # now, because mujoco cannot be imported with MUJOCO_GL=egl where there is no EGL.
+        if {"DISPLAY", "MUJOCO_GL"}.isdisjoint(os.environ) and ctypes.util.find_library("EGL"):
+            os.environ["MUJOCO_GL"] = "egl"
         try:
             return self._simulator.render()[::-1, ::-1]
         except Exception as error:  # each OpenGL library raises its own

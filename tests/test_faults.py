@@ -1,6 +1,8 @@
 """What goes wrong while a run lasts, injected through the real program: one clear line, and nothing lost."""
 
+import contextlib
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -433,9 +435,8 @@ def test_a_simulator_that_fails_in_evaluations_does_not_end_the_run(runs, monkey
     said = capsys.readouterr().out
     assert len(made) == 1 and made[0].closed  # kept between evaluations
     assert f"2 of {2 * (1 + bool(others))} rollouts of the evaluation were lost with" in said
-    assert said.count("rollouts have no known limit: evaluations end them after 5,000 env steps") == bool(
-        others
-    )
+    limited = "evaluations end rollouts after 5,000 env steps and count their returns up to there"
+    assert said.count(limited) == bool(others)
     if others:
         assert [row["task"] for row in rows] == ["CliffWalking-v1"] and rows[0]["episodes"] == 2
         assert rows[0]["return"] <= -20
@@ -443,4 +444,73 @@ def test_a_simulator_that_fails_in_evaluations_does_not_end_the_run(runs, monkey
         assert rows is None
     counters = checkpoint.load(runs / "a" / "checkpoint.pt")["counters"]
     assert counters["lost"] >= 2 and counters["steps"] == 300
+    if fault == "dies":  # the command says the same
+        no_table = pytest.raises(ValueError, match="^all rollouts were lost: there is no table")
+        with contextlib.nullcontext() if others else no_table:
+            evaluate.main([str(runs / "a"), "--episodes", "2"])
+        assert f"2 of {2 * (1 + bool(others))} rollouts were lost: their processes" in capsys.readouterr().out
     assert not (runs / "a" / "best.pt").exists()  # no evaluation saw all tasks
+
+
+class Dice(gymnasium.Env):
+    "Shows and pays numbers of the global generators, for ten steps."
+
+    observation_space, action_space = spaces.Box(0, 1, (1,), np.float32), spaces.Discrete(2)
+    drawn = None
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.draw(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.draw(), np.random.random(), self.t == 10, False, {}
+
+    def draw(self):
+        Dice.drawn.append(random.random())
+        return np.array(Dice.drawn[-1:], np.float32)
+
+
+gymnasium.register("Dice-v0", Dice, max_episode_steps=10)
+
+
+def test_global_generators_of_a_run_in_one_process(runs, monkeypatch, capsys):
+    "Evaluations all draw the same, and change nothing for training; a resumed run does not begin again."
+    flags = ["--env", "gym:Dice-v0", *SMOKE, "--eval_episodes", "1", "--num_envs", "2"]
+    evaluations, original = [], train.Run.evaluate
+
+    def trained(name, evaluated_at, *more):
+        due = lambda run, work, minutes: work == "evaluate" and run.steps in evaluated_at
+        monkeypatch.setattr(train.Run, "is_due", due)
+        Dice.drawn = []
+        train.main(["--name", name, *flags, "--steps", "100", *more])
+        return Dice.drawn
+
+    def noted(run, episodes):
+        before = len(Dice.drawn)
+        rows = original(run, episodes)
+        evaluations.append((Dice.drawn[before:], rows[0]["return"]))
+        del Dice.drawn[before:]
+        return rows
+
+    monkeypatch.setattr(train.Run, "evaluate", noted)
+    without, with_three = trained("a", ()), trained("b", (20, 60))
+    assert without == with_three and len(set(without)) == len(without) >= 110
+    assert all(evaluation == evaluations[0] for evaluation in evaluations[1:])
+    assert not set(evaluations[1][0]) & set(without)
+    resumed = trained("a", (), "--resume", "--num_envs", "3", "--steps", "160")  # all rollouts begin anew
+    assert not set(resumed) & set(without)
+    assert "has ended before" not in capsys.readouterr().out
+    trained("a", (), "--resume", "--num_envs", "3", "--steps", "160")
+    said = capsys.readouterr().out
+    assert "this run has ended before, at --steps 160: to train on, give more. It is evaluated again" in said
+
+
+def test_each_process_has_generators_of_its_own(runs, monkeypatch):
+    config, drawn = train.parse(["--name", "a", *SMOKE, *TWO], train.ROOT), []
+    for rank in (0, 0, 1):
+        monkeypatch.setattr("runtime.distributed.rank", lambda rank=rank: rank)
+        seeds = train.Run(config, train.ROOT).seeds
+        drawn.append([seeds["workers"], seeds["evaluation"], random.random(), np.random.random()])
+    assert drawn[0] == drawn[1] and len({*drawn[1], *drawn[2]}) == 8

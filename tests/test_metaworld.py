@@ -178,6 +178,18 @@ def test_a_picture_or_one_line_that_says_why_not(monkeypatch):
     picture = np.arange(240 * 240 * 3, dtype=np.uint8).reshape(240, 240, 3)
     monkeypatch.setattr(simulator, "render", lambda: picture)
     assert np.array_equal(env.render(), np.rot90(picture, 2))
+    # EGL draws where there is no display, unless something else was asked for.
+    for given, library, chosen in (
+        ({}, "libEGL.so.1", "egl"),
+        ({}, None, None),
+        ({"DISPLAY": ":0"}, "libEGL.so.1", None),
+        ({"MUJOCO_GL": "osmesa"}, "libEGL.so.1", "osmesa"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr("os.environ", given)
+            patch.setattr("ctypes.util.find_library", lambda name, library=library: library)
+            env.render()
+        assert given.get("MUJOCO_GL") == chosen
 
     def no_display():
         raise RuntimeError("gladLoadGL error\nand more")

@@ -309,6 +309,8 @@ def test_a_runs_name_is_enough_to_evaluate_it(tmp_path, monkeypatch):
 
 
 def test_evaluate_prints_a_table_and_writes_it(trained_copy, capsys):
+    with pytest.raises(ValueError, match="^--seed must be 0 or more, got -1$"):
+        evaluate.main([str(trained_copy), "--seed", "-1"])
     rows = evaluate.main([str(trained_copy), "--episodes", "3", "--tasks", "RepeatFirstEasy"])
     assert [row["task"] for row in rows] == ["RepeatFirstEasy"] and rows[0]["episodes"] == 3
     written = (trained_copy / "evaluation.csv").read_text().splitlines()
@@ -346,6 +348,11 @@ def test_a_video_of_a_task_without_pictures_is_one_line_and_leaves_no_file(train
         with pytest.raises(ValueError, match="^--video: RepeatFirstEasy draws nothing; videos are of pixels"):
             evaluate.main([str(trained_copy), "--episodes", "1000000", "--video", str(tmp_path / name)])
         assert not (tmp_path / name).exists()
+    tasks = ["RepeatFirstEasy", "HigherLowerEasy"]  # the one without pictures is named, not the first
+    env = make_env("popgym", tasks)
+    env.render = lambda: np.zeros((2, 2, 3)) if env.tasks[env._task] == tasks[0] else None
+    with pytest.raises(ValueError, match="^--video: HigherLowerEasy draws nothing"):
+        evaluate.check_draws(env, tasks)
 
 
 def test_exploration_schedule():
