@@ -41,7 +41,8 @@ class Config:
     # attempts at a task in a rollout; in POPGym and gym only the last one earns rewards | section 4
     attempts: int = 2
     max_steps: int | None = None  # limit of a rollout, env steps; the benchmark's own limit also applies
-    clip_rewards: bool = False  # clip rewards to [-1, 1] in training | section 4: unclipped
+    # clip rewards to [-1, 1], as learned and as seen, not in reported returns | section 4: unclipped
+    clip_rewards: bool = False
     store_executed: bool = False  # store the executed valid action, not the chosen one | DEVIATION
     # actor and critic loss, each independent of the scale of returns or dependent on it | Eq. 1 to 4
     variant: Literal["ind_ind", "ind_dep", "dep_ind", "dep_dep"] = "ind_ind"
@@ -193,9 +194,13 @@ def saved_config(name: str | None, root: Path = ROOT) -> Config:
 
 
 def find_run(run: str | Path) -> Path:
-    """The file or folder that `run` names: a path from where one stands, or the name of a run in runs/."""
+    """The file or run's folder that `run` names: a path from where one stands, or the name of a run in runs/."""
+    # Where one stands, there may be another folder of that name.
+    holds_run = lambda path: (
+        path.is_file() or any((path / f).exists() for f in ("config.json", "best.pt", "checkpoint.pt"))
+    )
     places = (Path(run), Path("runs") / run, ROOT / run, ROOT / "runs" / run)
-    return next((path for path in places if path.exists()), Path(run))
+    return next(filter(holds_run, places), Path(run))
 
 
 def shown(path: str | Path) -> str:

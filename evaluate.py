@@ -25,7 +25,7 @@ import tyro
 from tqdm import tqdm
 
 from agent import Agent, Policy
-from config import Config, check_device, find_run, import_modules, refuse_import, shown, use_threads
+from config import ROOT, Config, check_device, find_run, import_modules, refuse_import, shown, use_threads
 from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
@@ -59,7 +59,9 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
     code from the file.
     """
     path = find_run(path)
-    state = checkpoint.load(path / "best.pt" if path.is_dir() else path, keys=("config", "agent"))
+    if path.is_dir():
+        path = path / ("best.pt" if (path / "best.pt").exists() else "checkpoint.pt")
+    state = checkpoint.load(path, keys=("config", "agent"))
     saved = {k: tuple(v) if isinstance(v, list) else v for k, v in state["config"].items()}
     if saved.get("reward_scale") == "auto":  # from before learning began: there are no values to scale
         saved["reward_scale"] = 1.0
@@ -83,7 +85,8 @@ def find_checkpoint(run: str) -> Path:
     for file in (path, path / "best.pt", path / "checkpoint.pt"):
         if file.is_file():
             return file
-    folder = path.parent if path.parent.name else find_run("runs")
+    runs = Path("runs") if Path("runs").is_dir() else ROOT / "runs"
+    folder = path.parent if path.parent.name else runs
     known = ", ".join(sorted({shown(file.parent) for file in folder.glob("*/*.pt")}))
     raise ValueError(f"no checkpoint at {run} (there are: {known or f'none in {shown(folder)}/ yet'})")
 
@@ -265,6 +268,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     torch.manual_seed(seed_globals(seed))  # generators from which some environments draw
     policy = load(path, device=device, greedy=greedy)
     config = policy.config
+    load_bounds(config.env)  # a damaged table is told now, not after the episodes
     use_threads(config)  # as in training: more threads only slow down a small network
     with closing(make_env(**evaluation_arguments(config, split))) as env:
         chosen = env.tasks if options.tasks is None else options.tasks.replace(",", " ").split()

@@ -46,9 +46,8 @@ class Options:
     # run, compare, attention: folders of runs | scales: the table, if not results/scales.csv | scale: the picture
     paths: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     task: str | None = None  # attention: the task to play; default: the run's first
-    env: str | None = (
-        None  # attention: gym:MODULE:ID as in training, imports the module of your own environments
-    )
+    # attention: gym:MODULE:ID as in training, imports the module of your own environments
+    env: str | None = None
     seed: int = 0  # attention: of the variant that is played, and of the actions drawn
     output: str | None = None  # the picture to write, instead of its usual place
 

@@ -44,7 +44,7 @@ def update(
     # Real are o_0, and o_{t+1} where step t is real. A NaN in padding would spread through attention: 0 * NaN is NaN.
     seen_BT1 = F.pad(batch.mask_BT, (1, 0), value=True)
     batch = batch._replace(obs_BTO=batch.obs_BTO.masked_fill(~seen_BT1.unsqueeze(-1), 0.0))
-    agent.encoder.update_statistics(batch.obs_BTO, seen_BT1, *([mean] if mean else []))  # here alone
+    agent.encoder.update_statistics(batch.obs_BTO, seen_BT1, *([mean] if mean else []))  # change here alone
     metrics = defaultdict(float)
     by_task = torch.zeros(len(SHARES), num_tasks, device=batch.obs_BTO.device)
     # With ind_ind, only one group's activations exist at a time. The other variants scale a loss by PopArt, which

@@ -46,7 +46,7 @@ class Logger:
         self.folder, self.silent, self.unsaved = Path(folder), silent, files
         self.total_steps, self.total_minutes = total_steps, total_minutes
         self.started, self.earlier_minutes = time.monotonic(), earlier_minutes
-        self.last_done, self.shown_at = {}, -float("inf")
+        self.last_done, self.shown_at, self.text = {}, -float("inf"), str
         if not silent:
             self._open(resume)
         self.stop_signal = None  # its number, once Ctrl-C or SIGTERM has come
@@ -118,11 +118,12 @@ class Logger:
         if self.silent:
             return
         now, progress = time.monotonic(), min(1.0, self.progress(steps))
+        ends, self.bar.n, self.text = self.bar.n < progress == 1, progress, text
         # Twice a second on a terminal; seldom in a file, which keeps every line. The end is always shown, once.
         interval = 0.5 if sys.stderr.isatty() else 30
-        if now - self.shown_at < interval and not self.bar.n < progress == 1:
+        if now - self.shown_at < interval and not ends:
             return
-        self.shown_at, self.bar.n = now, progress
+        self.shown_at = now
         with contextlib.suppress(OSError):  # stderr was closed; keep training
             self.bar.set_description_str(text())
 
@@ -159,6 +160,8 @@ class Logger:
             if not self.silent:
                 closing.enter_context(contextlib.suppress(BrokenPipeError))
                 closing.callback(self.bar.close)
+                # Closing the bar shows it once more: as it stands, not as it was shown last.
+                self.bar.set_description_str(self.text(), refresh=False)
                 closing.callback(self.file.close)
                 closing.callback(self._close_board)
 

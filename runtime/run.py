@@ -46,7 +46,7 @@ class Run:
 
     # Attributes that a checkpoint stores, beside the state of the parts.
     COUNTERS = ("steps", "updates", "rollouts", "lost", "saves", "updates_owed", "best")
-    COUNTERS += ("skipped", "first_bad")
+    COUNTERS += ("skipped", "first_bad", "warned")
 
     def __init__(self, config: Config, root: Path):
         self.config, self.folder, self.parent = config, root / "runs" / config.name, os.getppid()

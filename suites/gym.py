@@ -8,6 +8,7 @@ Bounds   none
 Try      python -m suites.gym
 """
 
+import contextlib
 import functools
 import importlib.util
 from collections.abc import Callable
@@ -21,27 +22,39 @@ from suites.babyai import BABYAI_LENGTH, BABYAI_VOCABULARY, babyai_tokens
 LARGEST = 2**20  # numbers of an observation, or actions: more would not fit into memory as one-hot vectors
 
 
+class MiniGridTask(gymnasium.ObservationWrapper):
+    """A MiniGrid environment whose grid in view and instruction are discrete numbers."""
+
+    def __init__(self, env: gymnasium.Env):
+        super().__init__(env)
+        seen, codes = env.observation_space, (11, 6, 4)  # objects, colours, states | minigrid
+        height, width, _ = seen["image"].shape
+        self.observation_space = spaces.Dict(
+            {
+                "direction": seen["direction"],
+                "grid": spaces.MultiDiscrete([[codes] * width] * height),
+                "tokens": spaces.MultiDiscrete([BABYAI_VOCABULARY] * BABYAI_LENGTH),
+            }
+        )
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        with contextlib.redirect_stdout(None):  # MiniGrid prints each layout that it rejects
+            return super().reset(seed=seed, options=options)
+
+    def observation(self, observation: dict) -> dict:
+        grid, tokens = observation["image"].astype(int), babyai_tokens(observation["mission"]).astype(int)
+        return {"direction": observation["direction"], "grid": grid, "tokens": tokens}
+
+
 def make_gym_task(name: str) -> gymnasium.Env:
-    """A Gymnasium id's environment; MiniGrid's grid and instruction become discrete numbers."""
+    """A Gymnasium id's environment; see `MiniGridTask` for MiniGrid's."""
     if name.startswith(("MiniGrid-", "BabyAI-")) and importlib.util.find_spec("minigrid"):
         import minigrid  # noqa: F401  it registers its ids
 
     env = gymnasium.make(name)
     space = env.observation_space
-    if not isinstance(space, spaces.Dict) or set(space) != {"direction", "image", "mission"}:
-        return env
-    codes = (11, 6, 4)  # objects, colours, states | minigrid
-    parts = {
-        "direction": space["direction"],
-        "grid": spaces.MultiDiscrete([[codes] * space["image"].shape[1]] * space["image"].shape[0]),
-        "tokens": spaces.MultiDiscrete([BABYAI_VOCABULARY] * BABYAI_LENGTH),
-    }
-    see = lambda obs: {
-        "direction": obs["direction"],
-        "grid": obs["image"].astype(int),
-        "tokens": babyai_tokens(obs["mission"]).astype(int),
-    }
-    return gymnasium.wrappers.TransformObservation(env, see, spaces.Dict(parts))
+    is_minigrid = isinstance(space, spaces.Dict) and set(space) == {"direction", "image", "mission"}
+    return MiniGridTask(env) if is_minigrid else env
 
 
 def check_spaces(env: gymnasium.Env) -> None:

@@ -108,6 +108,7 @@ def test_a_run_whose_curves_cannot_be_drawn_ends_well(trained_copy, monkeypatch,
 
 def test_names_and_printed_paths_work_from_another_folder(trained_copy, elsewhere, capsys, monkeypatch):
     monkeypatch.setattr(config, "ROOT", trained_copy.parent.parent)
+    (elsewhere / "a").mkdir()  # a folder of that name, which holds no run
     evaluate.main(["a", "--episodes", "1"])
     printed = capsys.readouterr().out
     assert f"written: {trained_copy / 'evaluation.csv'}" in printed
@@ -196,13 +197,17 @@ def test_a_dollar_in_a_name_begins_no_formula(tmp_path, trained_copy):
         assert plot.main([figure, str(tmp_path / "$^$run")]).exists()
 
 
-def test_a_damaged_table_of_bounds_is_told_before_the_run(runs, monkeypatch, tmp_path):
+def test_a_damaged_table_of_bounds_is_told_before_anything_is_played(
+    trained_copy, runs, monkeypatch, tmp_path
+):
     with (tmp_path / "popgym_bounds.csv").open("w") as file:
         csv.writer(file).writerows([["task", "low", "high"], ["RepeatFirstEasy", 0, 1]])
     monkeypatch.setattr("suites.scores.RESULTS", tmp_path)
     with pytest.raises(ValueError, match="popgym_bounds.csv needs the columns task, random_mean, best_mean"):
         train.main(["--env", "popgym", "--scale", "smoke", "--name", "x"])
     assert not (runs / "x" / "checkpoint.pt").exists()
+    with pytest.raises(ValueError, match="popgym_bounds.csv needs the columns"):
+        evaluate.main([str(trained_copy), "--episodes", "1000000"])
 
 
 @pytest.mark.parametrize(("level", "played"), [(np.int64(5), 5), (np.int32(5), 5), (True, None), (5.0, None)])

@@ -55,6 +55,16 @@ def test_the_bars_text_is_made_only_when_it_is_shown(tmp_path):
     log.close()
 
 
+def test_the_bar_that_stays_at_the_end_shows_the_end(tmp_path, capsys):
+    "Into a file the bar is shown every 30 seconds; after Ctrl-C, the last one must not be 30 seconds old."
+    log = Logger(tmp_path, {}, total_steps=100)
+    for step in range(1, 41):
+        log.show(step, lambda step=step: f"{step} steps")
+    log.close()
+    last = capsys.readouterr().err.replace("\n", "\r").rstrip("\r").split("\r")[-1]
+    assert "40%" in last and "40 steps" in last
+
+
 def test_a_job_is_due_again_an_interval_after_it_was_done(tmp_path):
     log = Logger(tmp_path, {}, total_steps=100)
     log.close()
