@@ -158,3 +158,13 @@ def test_a_resumed_run_keeps_the_multiplier(runs, capsys):
     assert "--reward_scale auto" not in capsys.readouterr().out
     after = load(runs / "kept" / "checkpoint.pt").config
     assert dataclasses.replace(after, steps=1500, resume=False) == before
+
+
+def test_a_resumed_run_does_not_warn_again(runs, capsys):
+    flags = ["--env", "gym:Cents-v0", "--scale", "smoke", "--name", "warned", "--reward_scale", "1e12"]
+    for more, times in (
+        ([*flags, "--steps", "600"], 1),
+        (["--name", "warned", "--resume", "--steps", "900"], 0),
+    ):
+        train.main(more)
+        assert capsys.readouterr().out.count("warning: task Cents-v0") == times
