@@ -80,14 +80,14 @@ def test_an_environment_in_a_module_is_trained_evaluated_and_drawn(runs, tmp_pat
         .stdout.strip()
         .endswith("written: runs/echo/attention.png")
     )
-    missing = typed("evaluate.py", "echo", "--env", "gym:no_such_module:Echo-v0")
-    assert missing.stderr.startswith(
-        "error: --env gym:no_such_module:Echo-v0: the module no_such_module does not import"
-    )
+    with pytest.raises(
+        ValueError, match="^--env gym:no_such:Echo-v0: the module no_such does not import: Module"
+    ):
+        evaluate.main(["echo", "--env", "gym:no_such:Echo-v0"])
 
 
-@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "agg"])
-def test_figures_are_drawn_whatever_backend_the_environment_names(tmp_path, backend):
+def test_figures_are_drawn_whatever_backend_the_environment_names(tmp_path):
+    backend = "module://matplotlib_inline.backend_inline"  # a notebook's, which is not installed here
     environment = os.environ | {"MPLBACKEND": backend, "PYTHONPATH": str(ROOT)}
     code = "from plots.runs import plot_run\nimport os\nprint(os.environ['MPLBACKEND'])"
     command = [sys.executable, "-c", code]
