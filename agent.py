@@ -222,8 +222,8 @@ class Policy:
         """Forget: everything, or the environments where `which_B` (B,) is True. Call at each new rollout."""
         if which_B is None:
             which_B = torch.ones(len(self.time_B), dtype=torch.bool)
-        which_B = torch.as_tensor(which_B, device=self.device)
-        self.time_B[which_B] = 0
+        which_B = torch.as_tensor(which_B)
+        self.time_B.masked_fill_(which_B.to(self.device, non_blocking=True), 0)
         self.agent.transformer.reset(self.cache, which_B)
 
     def state_dict(self) -> dict:
@@ -239,6 +239,7 @@ class Policy:
             self.generator.set_state(state["generator"])
         for name, tensor in (("time", self.time_B), ("count", self.cache.count_B)):
             tensor.copy_(state[name])
+        self.cache.steps = state["count"].tolist()
         self.cache.key.copy_(state["key"]), self.cache.value.copy_(state["value"])
 
     @torch.inference_mode()

@@ -69,6 +69,7 @@ class Batch(NamedTuple):
     done_BT: Tensor  # (B, T) bool: the rollout terminated with this step
     mask_BT: Tensor  # (B, T) bool
     real_S: Tensor  # (S,) int64: where the mask is True, as indices into a flat (B * T,), in ascending order
+    weight_S: Tensor  # (S,) float32 share of each step in a mean over the whole batch: 1 / S
     lengths: tuple[int, ...]  # (B,) real steps in each window, known to the host
     time_BT: Tensor  # (B, T+1) int64: index of each observation in its rollout
     task_B: Tensor  # (B,) int64, for reports only: learning never sees it
@@ -76,15 +77,17 @@ class Batch(NamedTuple):
 
     def windows(self, first: int, last: int) -> "Batch":
         """The windows `first` to `last` (exclusive), trimmed to the longest of them: views, but for `real_S`."""
+        if last - first == len(self.lengths):
+            return self
         lengths, rows = self.lengths[first:last], slice(first, last)
         old, new, begin = self.mask_BT.shape[1], max(lengths), sum(self.lengths[:first])
-        real_S = self.real_S[begin : begin + sum(lengths)]
+        real_S, weight_S = (x[begin : begin + sum(lengths)] for x in (self.real_S, self.weight_S))
         # A step in column t of row b is number (b - first) * new + t now; it was b * old + t.
         real_S = real_S - real_S.div(old, rounding_mode="floor") * (old - new) - first * new
         steps = (x[rows, :new] for x in (self.action_BT, self.reward_BT, self.done_BT, self.mask_BT))
         obs_BTO, time_BT = self.obs_BTO[rows, : new + 1], self.time_BT[rows, : new + 1]
         image_BT = None if self.image_BT is None else self.image_BT[rows, : new + 1]
-        return Batch(obs_BTO, *steps, real_S, lengths, time_BT, self.task_B[rows], image_BT)
+        return Batch(obs_BTO, *steps, real_S, weight_S, lengths, time_BT, self.task_B[rows], image_BT)
 
     def to(self, device) -> "Batch":
         """The batch with its tensors on `device`; `lengths` stay with the host."""
@@ -289,8 +292,10 @@ class Replay:
             if image_BT is not None:
                 self.frames.read(segment.handle, first, steps + 1, out=image_BT[b, : steps + 1])
         real_S = np.flatnonzero(mask_BT)
+        weight_S = np.full(len(real_S), 1 / len(real_S), np.float32)
         lengths = tuple(window_B[order_B].tolist())
-        fields = (obs_BTO, action_BT, reward_BT, done_BT, mask_BT, real_S, lengths, time_BT, task_B, image_BT)
+        fields = (obs_BTO, action_BT, reward_BT, done_BT, mask_BT, real_S, weight_S, lengths)
+        fields += (time_BT, task_B, image_BT)
         return Batch(*(torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in fields))
 
     # --------------------------------------------------------------------------- saving and loading

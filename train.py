@@ -165,15 +165,15 @@ class WarmUp:
     def __init__(self, optimizer, learning_rate: float, updates: int):
         self.optimizer, self.learning_rate, self.updates = optimizer, learning_rate, max(1, updates)
         device = optimizer.param_groups[0]["params"][0].device
-        self.made = torch.zeros((), device=device)
+        self.made, self.rate = torch.zeros((), device=device), torch.zeros((), device=device)
         self.step(torch.zeros((), device=device))
 
     def step(self, made: Tensor) -> None:
         """Count `made` () more updates, 0 or 1, and set the rate of the next one."""
         self.made += made
-        rate = self.learning_rate * ((self.made + 1) / self.updates).clamp(max=1)
+        self.rate.copy_(self.learning_rate * ((self.made + 1) / self.updates).clamp(max=1))
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = self.rate
 
     def state_dict(self) -> dict:
         """How many updates were made."""

@@ -24,6 +24,7 @@ Try      python transformer.py
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -56,9 +57,9 @@ class SigmaReparamLinear(nn.Module):
     @torch.no_grad()
     def power_iteration(self) -> None:
         """Move u and v one step towards the leading singular vectors of the weight."""
-        # u = norm(W v),  then  v = norm(W^T u). New tensors: backward may still need the old ones.
-        self.u = F.normalize(self.weight @ self.v, dim=0)
-        self.v = F.normalize(self.weight.mT @ self.u, dim=0)
+        # u = norm(W v),  then  v = norm(W^T u). In place: a captured CUDA graph writes to the same memory each time.
+        self.u.copy_(F.normalize(self.weight @ self.v, dim=0))
+        self.v.copy_(F.normalize(self.weight.mT @ self.u, dim=0))
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., D_out)."""
@@ -73,18 +74,24 @@ class SigmaReparamLinear(nn.Module):
                 self.power_iteration()
             # sigma = u . W v,  y = x W^T gamma / sigma + bias
             # The weight is scaled, not the output: a window has far more outputs than the layer has weights.
-            sigma = torch.dot(self.u, torch.mv(self.weight, self.v))
+            # Copies, because backward needs them, perhaps after the next pass has moved u and v.
+            sigma = torch.dot(self.u.clone(), torch.mv(self.weight, self.v.clone()))
             return self.weight * (self.gamma / sigma)
 
     def scaled_once(self) -> Tensor:
         "The same, kept until weights change: for acting, which takes many steps between two updates."
-        # Plain: return self.scaled(), which costs a tenth of an acting step at laptop scale. In-place changes
-        # move a tensor's version counter, and a training forward replaces u: both invalidate the kept weight.
-        # Writes through `.data` bypass the counter.
-        made_from = (self.u, self.weight._version, self.gamma._version)
-        if self.kept is None or self.kept[0] is not made_from[0] or self.kept[1:3] != made_from[1:]:
-            self.kept = (*made_from, self.scaled())
-        return self.kept[3]
+        # Plain: return self.scaled(), which costs a tenth of an acting step at laptop scale. A change of mode and
+        # in-place changes, which move a tensor's version counter, invalidate the kept weight. Writes through `.data`
+        # and replayed CUDA graphs bypass the counter: call `train` or `eval` after them.
+        made_from = (self.u._version, self.weight._version, self.gamma._version)
+        if self.kept is None or self.kept[0] != made_from:
+            self.kept = (made_from, self.scaled())
+        return self.kept[1]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set training or evaluation mode; forgets the kept weight."""
+        self.kept = None
+        return super().train(mode)
 
 
 def sinusoidal_positions(time: Tensor, width: int) -> Tensor:
@@ -160,13 +167,15 @@ class Block(nn.Module):
 class Cache:
     """Keys and values of the last L steps of B sequences, (layers, B, H, L, E) each, slots in a ring.
 
-    `count_B` is how many steps each sequence has written since its reset: sequences keep their own time. The first
-    `clean` slots hold finite numbers, written or not; the others may hold anything.
+    `count_B` is how many steps each sequence has written since its reset: sequences keep their own time. The host
+    knows the same numbers, `steps`, so that it need not wait for a GPU. The first `clean` slots hold finite
+    numbers, written or not; the others may hold anything.
     """
 
     key: Tensor
     value: Tensor
     count_B: Tensor
+    steps: list[int]
     clean: int = 0
 
 
@@ -220,12 +229,16 @@ class CausalTransformer(nn.Module):
             raise ValueError(f"context must be 1 or more, since a cache holds the newest step; got {context}")
         shape = (len(self.blocks), batch, self.heads, context, self.d_model // self.heads)
         key, value = torch.zeros(2, *shape, device=device, dtype=dtype)
-        return Cache(key, value, torch.zeros(batch, dtype=torch.long, device=device))
+        return Cache(key, value, torch.zeros(batch, dtype=torch.long, device=device), [0] * batch)
 
     def reset(self, cache: Cache, which_B: Tensor) -> None:
-        """Forget the sequences where the booleans `which_B` (B,) are True; the others keep their memory."""
+        """Forget the sequences where the booleans `which_B` (B,) are True; the others keep their memory.
+
+        `which_B` is on the CPU: on a GPU, the host would have to wait for it.
+        """
         # The count alone tells which slots are real: old entries are masked, then overwritten.
-        cache.count_B.masked_fill_(which_B, 0)
+        cache.steps = [0 if forget else steps for forget, steps in zip(which_B.tolist(), cache.steps)]
+        cache.count_B.masked_fill_(which_B.to(cache.count_B.device, non_blocking=True), 0)
 
     @torch.no_grad()
     def step(self, x_BI: Tensor, time_B: Tensor, cache: Cache) -> Tensor:
@@ -242,10 +255,11 @@ class CausalTransformer(nn.Module):
         # so the order of slots does not matter.
         slot = (torch.arange(batch, device=x_BI.device), slice(None), cache.count_B % context)
         cache.count_B += 1
+        cache.steps = [steps + 1 for steps in cache.steps]
         filled_B = cache.count_B.clamp(max=context)
         # Slots that no sequence has written yet are left out: early in a rollout, nearly all of them. The
         # newest step always counts, so no row is fully masked.
-        length = int(filled_B.max())
+        length = min(max(cache.steps), context)
         seen_B11L = (torch.arange(length, device=x_BI.device) < filled_B[:, None])[:, None, None]
         unseen_B11L = torch.zeros_like(seen_B11L, dtype=cache.key.dtype).masked_fill_(~seen_B11L, -math.inf)
         if length > cache.clean:

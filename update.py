@@ -12,7 +12,7 @@ Paper    AMAGO-2 section 3, equations 1 to 4, Table 1, Figure 2
 Shapes   B windows of T steps and T+1 observations; S real steps of them, flattened in order of time; D state
          width; A action; C critics; G discounts; N bins; K action samples; P parameters with a gradient;
          R rows: all B (T+1) states. Observations, times and states have T+1 columns, also where a name says BT
-Notes    the host knows every shape and reads no result here, so a GPU never waits for it (but for BabyAI's encoder)
+Notes    the host knows every shape and reads no result here, so it never waits for a GPU
 """
 
 from collections import defaultdict
@@ -50,7 +50,7 @@ def update(
     # With ind_ind, only one group's activations exist at a time. The other variants scale a loss by PopArt, which
     # has to learn from all targets before any loss is computed.
     for part in groups(batch, config) if config.variant == "ind_ind" else [batch]:
-        for name, value in add_gradients(agent, part, config, sum(batch.lengths), by_task, mean).items():
+        for name, value in add_gradients(agent, part, config, by_task, mean).items():
             metrics[name] += value
     metrics |= dict(zip(SHARES, by_task / by_task.sum(1, keepdim=True).clamp(min=1e-30)))
     metrics |= {"popart/mu": agent.popart.mu[-1].clone(), "popart/sigma": agent.popart.sigma[-1]}
@@ -104,12 +104,10 @@ def states(agent: Agent, batch, config) -> Tensor:
     return torch.cat(h)
 
 
-def add_gradients(
-    agent: Agent, batch, config, all_states: int, by_task: Tensor, mean: Callable | None
-) -> dict[str, Tensor]:
+def add_gradients(agent: Agent, batch, config, by_task: Tensor, mean: Callable | None) -> dict[str, Tensor]:
     """Add the gradients of a batch's windows to the parameters; returns their part of the metrics.
 
-    `all_states` real steps share the loss. Adds each task's part of it to `by_task` (len(SHARES), num_tasks).
+    Adds each task's part of the losses to `by_task` (len(SHARES), num_tasks).
     """
     variant, real_S, (_, T) = VARIANTS[config.variant], batch.real_S, batch.mask_BT.shape
     autocast = torch.autocast(real_S.device.type, torch.bfloat16, enabled=config.precision == "bf16")
@@ -124,7 +122,7 @@ def add_gradients(
     task_BT = batch.task_B.unsqueeze(1).expand_as(batch.mask_BT)
     fields = (batch.action_BT, batch.reward_BT, batch.done_BT, follows_BT, task_BT)
     action_S, reward_S, done_S, follows_S, task_S = (x.flatten(0, 1).index_select(0, real_S) for x in fields)
-    stored_SA = agent.action_vectors(action_S)
+    stored_SA, counts_S = agent.action_vectors(action_S), batch.weight_S > 0
     chunks = [slice(i, i + config.chunk) for i in range(0, len(real_S), config.chunk)]
 
     # ---- Targets, for all states of this part: PopArt learns from them before any loss is computed.
@@ -137,7 +135,7 @@ def add_gradients(
     # A value whose square overflows would corrupt PopArt's statistics for good. With ind_ind they are for the log
     # alone, and processes may have different numbers of groups: no pooling.
     pool = [mean] if mean and config.variant != "ind_ind" else []
-    agent.popart.update(y_SG, y_SG.abs() < 1e15, *pool)
+    agent.popart.update(y_SG, (y_SG.abs() < 1e15) & counts_S.unsqueeze(1), *pool)
 
     # ---- Losses, and the backward pass as far as the states.
     # L = L_Actor + lambda L_Critic. OFFICIAL: a mean over real steps, discounts and critics, where the paper
@@ -147,29 +145,32 @@ def add_gradients(
     # difference between cache and memory.
     grad_SD, metrics, losses = torch.empty_like(h_SD), defaultdict(float), []
     for part in chunks:
-        h, stored_S1A = h_SD[part].requires_grad_(), stored_SA[part].unsqueeze(1)
+        h, stored_S1A, weight_S = (
+            h_SD[part].requires_grad_(),
+            stored_SA[part].unsqueeze(1),
+            batch.weight_S[part],
+        )
         with autocast:
             critic_loss_CSG, q_CSG, logged = variant.critic_loss(agent, h, stored_S1A, y_SG[part])
             policy = agent.policy(agent.actor(h))
             actor_loss_SG, more = variant.actor_loss(agent, config, h, stored_S1A, policy, q_CSG)
-        actor_loss, critic_loss, share = actor_loss_SG.mean(), critic_loss_CSG.mean(), len(h) / all_states
-        ((actor_loss + config.critic_weight * critic_loss) * share).backward()
+        actor_loss_S, critic_loss_S = actor_loss_SG.mean(1), critic_loss_CSG.mean((0, 2))
+        (weight_S @ (actor_loss_S + config.critic_weight * critic_loss_S)).backward()
         grad_SD[part] = h.grad
-        losses.append((actor_loss_SG.detach().abs().mean(1), critic_loss_CSG.detach().mean((0, 2))))
-        logged |= more | {"loss/actor": actor_loss.detach(), "loss/critic": critic_loss.detach()}
-        logged |= {"entropy": policy.entropy()[:, -1].detach().mean()}  # of the policy that acts
-        logged |= {"value": q_CSG[..., -1].mean() / config.reward_scale}
+        losses.append((actor_loss_SG.detach().abs().mean(1), critic_loss_S.detach()))
+        logged |= more | {"loss/actor": actor_loss_S.detach(), "loss/critic": critic_loss_S.detach()}
+        logged |= {"entropy": policy.entropy()[:, -1].detach()}  # of the policy that acts
+        logged |= {"value": q_CSG[..., -1].mean(0) / config.reward_scale}
         for name, value in logged.items():
-            metrics[name] += value * share
+            metrics[name] += torch.tensordot(weight_S, value.float(), 1)
 
     # For the log alone: learning never sees a task's number.
     actor_S, critic_S = (torch.cat(parts) for parts in zip(*losses))
-    by_task.index_add_(
-        1, task_S, torch.stack([torch.ones_like(actor_S), actor_S, critic_S, grad_SD.norm(dim=1)])
-    )
+    parts_4S = torch.stack([torch.ones_like(actor_S), actor_S, critic_S, grad_SD.norm(dim=1)])
+    by_task.index_add_(1, task_S, parts_4S * counts_S)
 
     # ---- The backward pass through Transformer and encoder: one for all chunks.
-    h_BTD.backward(torch.zeros_like(h_RD).index_copy_(0, row_S, grad_SD).view_as(h_BTD))
+    h_BTD.backward(torch.zeros_like(h_RD).index_add_(0, row_S, grad_SD).view_as(h_BTD))
     return metrics
 
 
@@ -184,7 +185,7 @@ def next_values(agent: Agent, next_SD: Tensor, reduce: Callable) -> Tensor:
 
 
 # Critic losses take states (S, D), stored actions (S, 1, A) and targets (S, G). They return the loss (C, S, G), the
-# stored actions' values (C, S, G) without gradient, and metrics.
+# stored actions' values (C, S, G) without gradient, and metrics (S, ...).
 
 
 def classification_loss(agent: Agent, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor):
@@ -199,7 +200,7 @@ def classification_loss(agent: Agent, h_SD: Tensor, stored_S1A: Tensor, y_SG: Te
     # How often each bin is the first critic's most likely one (paper, Figure 7 centre).
     bin_N = torch.arange(logits_CSGN.shape[-1], device=logits_CSGN.device)
     chosen_SGN = logits_CSGN[0].argmax(-1, keepdim=True) == bin_N
-    return loss_CSG, support.decode(logits_CSGN), {"bins/<discount>": chosen_SGN.float().mean(0)}
+    return loss_CSG, support.decode(logits_CSGN), {"bins/<discount>": chosen_SGN}
 
 
 def regression_loss(agent: Agent, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor):
@@ -210,7 +211,8 @@ def regression_loss(agent: Agent, h_SD: Tensor, stored_S1A: Tensor, y_SG: Tensor
     return loss_CSG, popart.denormalised(raw_CSG.detach()), {}
 
 
-# Actor losses also take the policy (S, G, A) and the stored actions' values. They return the loss (S, G) and metrics.
+# Actor losses also take the policy (S, G, A) and the stored actions' values. They return the loss (S, G)
+# and metrics (S, ...).
 
 
 def imitate(agent: Agent, config, h_SD: Tensor, stored_S1A: Tensor, policy: Distribution, q_CSG: Tensor):
@@ -218,8 +220,7 @@ def imitate(agent: Agent, config, h_SD: Tensor, stored_S1A: Tensor, policy: Dist
     # Eq. 4:  L = -1{ Q(h, a) - E_{a' ~ pi}[Q(h, a')] > 0 } log pi(a | h)
     advantage_SG = agent.value.advantage(h_SD.detach(), stored_S1A, q_CSG, policy, config.action_samples)
     loss_SG, info = crr_loss(policy.log_prob(stored_S1A), advantage_SG)
-    kept_G = info["filter"].mean(0)
-    return loss_SG, {"filter": kept_G.mean(), "filter/<discount>": kept_G}
+    return loss_SG, {"filter": info["filter"].mean(1), "filter/<discount>": info["filter"]}
 
 
 def maximise(agent: Agent, config, h_SD: Tensor, stored_S1A: Tensor, policy: Distribution, q_CSG: Tensor):
@@ -228,7 +229,7 @@ def maximise(agent: Agent, config, h_SD: Tensor, stored_S1A: Tensor, policy: Dis
     # loss through the policy alone.
     q_CSG = agent.value.policy_values(h_SD.detach(), policy, config.action_samples, agent.popart)
     loss_SG, info = value_loss(q_CSG)
-    return loss_SG, {name: value.mean() for name, value in info.items()}
+    return loss_SG, {name: value_SG.mean(1) for name, value_SG in info.items()}
 
 
 class Variant(NamedTuple):

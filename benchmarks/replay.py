@@ -74,7 +74,8 @@ class PlainList:
         ]
         real_S = padded[4].flatten().nonzero().flatten()
         lengths = tuple(window_B[order].tolist())
-        return Batch(*padded[:5], real_S, lengths, padded[5], torch.tensor(tasks), *padded[6:])
+        weight_S = torch.full((len(real_S),), 1 / len(real_S))
+        return Batch(*padded[:5], real_S, weight_S, lengths, padded[5], torch.tensor(tasks), *padded[6:])
 
 
 def make_trajectories(case: str, count: int, longest: int | None = None) -> list[tuple]:

@@ -192,6 +192,7 @@ def test_shapes_and_types():
         "done_BT": ((64, 7), torch.bool),
         "mask_BT": ((64, 7), torch.bool),
         "real_S": ((int(batch.mask_BT.sum()),), torch.int64),
+        "weight_S": ((int(batch.mask_BT.sum()),), torch.float32),
         "time_BT": ((64, 8), torch.int64),
         "task_B": ((64,), torch.int64),
     }

@@ -112,7 +112,9 @@ def test_acting_scales_a_weight_once_and_never_uses_a_stale_one(monkeypatch, cha
 
     @torch.inference_mode()
     def act():
-        return layer.eval()(x)
+        if layer.training:  # as a policy does: a change of mode forgets the kept weight
+            layer.eval()
+        return layer(x)
 
     def move():
         if change == "update":
@@ -128,6 +130,7 @@ def test_acting_scales_a_weight_once_and_never_uses_a_stale_one(monkeypatch, cha
                 act()
                 layer.train()(x)
 
+    layer.eval()
     before = [act() for _ in range(5)]
     assert len(calls) == 1 and all(torch.equal(y, before[0]) for y in before)
     move()
