@@ -90,10 +90,12 @@ class Config:
     reward_scale: float | Literal["auto"] = 200.0
     # K: sampled actions in the value of a state, Eq. 4 (and Eq. 2 of dep_ind) | authors' code
     action_samples: int = 3
-    chunk: int = 256  # states per chunk of critic work; changes memory, speed and random draws | our choice
+    # states per chunk of critic work; changes memory, speed and random draws; auto: what a CPU's cache holds, or on a
+    # GPU as many as fit its memory | our choice
+    chunk: int | Literal["auto"] = "auto"
     # env steps whose activations are in memory together; changes memory, speed, and how often an update draws
-    # dropout and makes power iterations | our choice
-    steps_per_pass: int = 2048
+    # dropout and makes power iterations; auto: as above | our choice
+    steps_per_pass: int | Literal["auto"] = "auto"
     augment: bool = False  # random shifts of images in training | appendix A
     # ---- the networks
     # timestep encoder: ff for vectors, impala or nature for images, grid_language for BabyAI | Table 2
@@ -209,10 +211,13 @@ def shown(path: str | Path) -> str:
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
 
-def use_threads(config: Config) -> None:
-    """Let PyTorch's operations use `config.threads` threads, at most one for each core; more would end the process."""
-    if config.threads:
-        torch.set_num_threads(min(config.threads, os.cpu_count() or 1))
+def prepare_torch(threads: int | None) -> None:
+    """Settings of PyTorch for a whole process: `threads` of one operation, at most one for each core; precision."""
+    if threads:  # more than there are cores would end the process
+        torch.set_num_threads(min(threads, os.cpu_count() or 1))
+    if torch.cuda.is_available():  # TF32 for what autocast leaves in float32, in multiplies and convolutions
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.allow_tf32 = True
 
 
 def require(condition: bool, message: str) -> None:
@@ -226,6 +231,7 @@ def require(condition: bool, message: str) -> None:
 LIMITS = (
     (lambda v: v > 0, "must be above 0", "grad_clip reward_scale replay_ram worker_timeout minutes"),
     (lambda v: v > 0, "must be above 0", "env_steps_per_update"),
+    (lambda v: v >= 1, "must be at least 1", "chunk steps_per_pass"),
     (lambda v: v >= 0.001, "must be at least 0.001 minutes", "eval_every checkpoint_every"),
     (lambda v: v >= 0, "must be 0 or more", "learning_rate weight_decay critic_weight warmup_updates seed"),
     (lambda v: 0 <= v <= 1, "must lie between 0 and 1", "tau epsilon_start epsilon_end prob_low prob_high"),

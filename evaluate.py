@@ -25,7 +25,7 @@ import tyro
 from tqdm import tqdm
 
 from agent import Agent, Policy
-from config import ROOT, Config, check_device, find_run, import_modules, refuse_import, shown, use_threads
+from config import ROOT, Config, check_device, find_run, import_modules, prepare_torch, refuse_import, shown
 from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
@@ -269,7 +269,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
     policy = load(path, device=device, greedy=greedy)
     config = policy.config
     load_bounds(config.env)  # a damaged table is told now, not after the episodes
-    use_threads(config)  # as in training: more threads only slow down a small network
+    prepare_torch(config.threads)  # as in training: more threads only slow down a small network
     with closing(make_env(**evaluation_arguments(config, split))) as env:
         chosen = env.tasks if options.tasks is None else options.tasks.replace(",", " ").split()
         if not chosen:

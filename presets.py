@@ -59,8 +59,8 @@ BEYOND = {
     "reward_scale": 1.0,  # rewards are multiplied by this before learning | authors' script
     "warmup_updates": 500,  # linear warm-up of the learning rate, updates | authors' script
     "augment": False,  # random shifts of images in training | appendix A, Procgen and Atari
-    "steps_per_pass": 2048,  # env steps whose activations are in memory together | our choice
-    "chunk": 256,  # states per chunk of critic work; changes memory and speed, not results | our choice
+    "steps_per_pass": "auto",  # env steps whose activations are in memory together | our choice
+    "chunk": "auto",  # states per chunk of critic work | our choice
     # ---- collecting
     "replay_steps": None,  # the tables give one of the two limits, and the other is None
     "replay_trajectories": None,
@@ -87,7 +87,7 @@ BEYOND = {
 
 # Settings of single benchmarks. Reward multipliers, warm-ups and exploration: authors' scripts. Attempts and
 # steps: section 4. Segments of 4 contexts (POPGym: whole rollouts): our choice.
-PIXELS = {"reward_scale": 10.0, "augment": True, "steps_per_pass": 1024}
+PIXELS = {"reward_scale": 10.0, "augment": True}
 ONLY = {
     "metaworld": {"attempts": 3, "segment_length": 1024, "epsilon_steps": 24_000_000}
     | {"epsilon_late_start": 0.8, "epsilon_late_end": 0.01},
@@ -119,11 +119,11 @@ LAPTOP = (
     | {"num_envs": 64, "env_steps_per_update": 256.0, "epsilon_steps": 1_920_000, "minutes": 30.0}
     # A second thread makes operations of this size little faster, and slower when another program uses
     # its core.
-    | {"threads": 1, "chunk": 1024}
+    | {"threads": 1}
 )
 # Images are most of the cost of an update, so the CNN is small and the windows are short and few. This shows
 # that a run works, not that it learns.
-LAPTOP_PIXELS = {"encoder_depths": (8, 16, 16), "batch_size": 8, "context": 32, "steps_per_pass": 128} | {
+LAPTOP_PIXELS = {"encoder_depths": (8, 16, 16), "batch_size": 8, "context": 32} | {
     "replay_steps": 200_000,
     "segment_length": 128,
     "num_envs": 16,

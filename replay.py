@@ -250,7 +250,11 @@ class Replay:
     # ------------------------------------------------------------------------------------ sampling
 
     def sample(self, batch: int, context: int) -> Batch:
-        """Draw `batch` windows of at most `context` steps; returns a `Batch`, longest windows first.
+        """Draw `batch` windows of at most `context` steps; returns a `Batch`, longest windows first. Raises as `draw`."""
+        return self.gather(self.draw(batch, context))
+
+    def draw(self, batch: int, context: int) -> list[tuple[Segment, int, int]]:
+        """Draw `batch` windows of at most `context` steps: (segment, first step, number of steps), longest first.
 
         Segments are drawn uniformly, with replacement. One of at most `context` steps comes whole; of a longer
         one comes a window whose start is uniform over all that leave `context` steps. Raises ValueError if
@@ -268,8 +272,14 @@ class Replay:
         # Longest first, because the update trims each group of windows to its longest. A stable sort, so that a
         # seed gives the same batch everywhere.
         order_B = np.argsort(-window_B, kind="stable")
+        return [(segments[b], int(first_B[b]), int(window_B[b])) for b in order_B]
 
-        B, T = batch, int(window_B.max())
+    def gather(self, windows: list[tuple[Segment, int, int]]) -> Batch:
+        """Copy windows that `draw` has drawn into a `Batch`.
+
+        Another thread may do this: segments never change. Their images must still be in the frame store.
+        """
+        B, T = len(windows), max(steps for _, _, steps in windows)
         obs_BTO, action_BT, reward_BT = (
             np.zeros((B, T + 1 if name == "obs" else T, *shape), dtype)
             for name, (shape, dtype) in self._kinds.items()
@@ -278,8 +288,7 @@ class Replay:
         time_BT, task_B = np.zeros((B, T + 1), np.int64), np.zeros(B, np.int64)
         image_BT = None if self.frames is None else np.zeros((B, T + 1, *self.frames.frame_shape), np.uint8)
         # A window is contiguous, so slices copy it at the speed of memory.
-        for b, drawn in enumerate(order_B):
-            segment, first, steps = segments[drawn], int(first_B[drawn]), int(window_B[drawn])
+        for b, (segment, first, steps) in enumerate(windows):
             end = first + steps
             obs_BTO[b, : steps + 1] = segment.obs[first : end + 1]
             action_BT[b, :steps] = segment.action[first:end]
@@ -293,7 +302,7 @@ class Replay:
                 self.frames.read(segment.handle, first, steps + 1, out=image_BT[b, : steps + 1])
         real_S = np.flatnonzero(mask_BT)
         weight_S = np.full(len(real_S), 1 / len(real_S), np.float32)
-        lengths = tuple(window_B[order_B].tolist())
+        lengths = tuple(steps for _, _, steps in windows)
         fields = (obs_BTO, action_BT, reward_BT, done_BT, mask_BT, real_S, weight_S, lengths)
         fields += (time_BT, task_B, image_BT)
         return Batch(*(torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in fields))

@@ -5,8 +5,8 @@ r"""Train one policy on many tasks at once, without task labels (AMAGO-2, arXiv 
     python train.py --env gym:CartPole-v1,Acrobot-v1               # any Gymnasium ids with vector observations
     python train.py --name my_run --resume                         # continue a run from its checkpoint
 
-The loop: step the environments, store ended rollouts, update as often as is owed, evaluate and save when due. The
-gradient step is update.py, the networks are agent.py, all settings are config.py. What keeps a run alive
+The loop: act, update as often as is owed, step the environments, store ended rollouts, evaluate and save when due.
+The gradient step is update.py, the networks are agent.py, all settings are config.py. What keeps a run alive
 (checkpoints, log, signals, error texts) is runtime/. Everything a run did can be found again under runs/<name>/.
 """
 
@@ -24,7 +24,8 @@ from evaluate import load, make_agent
 from runtime import distributed
 from runtime.checkpoint import CheckpointError
 from runtime.episode_buffer import EpisodeBuffer, parts
-from runtime.memory import make_replay
+from runtime.memory import make_replay, with_sizes
+from runtime.prefetch import Prefetcher
 from runtime.run import Run
 from runtime.vector_env import in_processes, make_vector_env
 from suites import env_arguments, make_env
@@ -53,8 +54,9 @@ def main(argv: list[str] | None = None) -> list[dict] | None:
 
 def set_up(run: Run) -> None:
     """Make the parts of a run. With --resume, `open` restores weights, optimizer, counters and replay, `start` the rest."""
-    config, seeds = run.config, run.seeds
-    run.env = make_env(**env_arguments(config))  # never stepped: it knows the tasks and their sizes
+    seeds = run.seeds
+    run.env = make_env(**env_arguments(run.config))  # never stepped: it knows the tasks and their sizes
+    config = run.config = with_sizes(run.config, run.env.observation_size, run.env.image_shape, run.device)
     run.replay = make_replay(config, run.env, run.folder, run.device, seeds["replay"])
     run.agent = make_agent(config, run.env).to(run.device)
     run.optimizer, run.schedule = make_optimizer(run.agent, config)
@@ -72,6 +74,7 @@ def set_up(run: Run) -> None:
     cuts = None if longest and longest <= length else run.rng
     run.buffer = EpisodeBuffer(config.num_envs, length, run.env.parts, cuts)
     run.policy = Policy(run.agent, config, config.num_envs, seed=seeds["policy"])
+    run.batches = Prefetcher(run.replay, config.batch_size, config.context, run.device)
     run.start(saved)
 
 
@@ -80,10 +83,6 @@ def train(run: Run) -> list[dict] | None:
     config, tasks = run.config, len(run.env.tasks)
     mean = distributed.mean if distributed.world_size() > 1 else None
     while True:
-        # Updates first: a resumed run makes those that it still owed when it was interrupted.
-        while run.owes_update():
-            batch = run.replay.sample(config.batch_size, config.context).to(run.device)
-            run.count_update(update(run.agent, run.optimizer, run.schedule, batch, run.config, tasks, mean))
         if run.is_over():
             return run.finish()
         # A checkpoint first: without workers an evaluation steps simulators in this process, which may crash it.
@@ -91,14 +90,26 @@ def train(run: Run) -> list[dict] | None:
             run.save()
         if run.is_due("evaluate", config.eval_every):
             run.evaluate(config.eval_episodes)
-        collect(run)
+        act(run)
+        # After acting, which waits for a GPU, and before the environments step, while a GPU works at these.
+        while run.owes_update():
+            run.count_update(
+                update(run.agent, run.optimizer, run.schedule, run.batches.next(), run.config, tasks, mean)
+            )
+        if not run.signal():
+            collect(run)
+
+
+def act(run: Run) -> None:
+    """Choose an action in every environment, unless a resumed run has done so already."""
+    if run.action_E is None:
+        run.action_E = explore(run.policy(run.buffer.newest()), run.epsilon(), run.agent, run.rng)
 
 
 def collect(run: Run) -> None:
-    """One step in every environment; ended rollouts and full segments enter the replay."""
-    config, buffer = run.config, run.buffer
-    learning = run.can_learn()
-    action_E = explore(run.policy(buffer.newest()), run.epsilon(), run.agent, run.rng)
+    """Take the chosen actions, one in every environment; ended rollouts and full segments enter the replay."""
+    config, buffer, action_E = run.config, run.buffer, run.action_E
+    run.action_E, learning = None, run.can_learn()
     obs, reward_E, terminated_E, truncated_E, info = run.envs.step(action_E)
     obs_E, ended_E, lost_E = parts(obs), terminated_E | truncated_E, info["lost"]
     buffer.append(obs_E, reward_E)
@@ -116,6 +127,7 @@ def collect(run: Run) -> None:
         action_T = actions_in(obs_T["vector"], run.env, run.agent)
         last_info = info["final_info"] if ended_E[e] else info
         task, image_T = int(last_info["task_id"][e]), obs_T.get("image")
+        run.batches.settle()
         # Truncated is not terminated: its value bootstraps from the last observation. Nor is a cut an end.
         run.replay.add(obs_T["vector"], action_T, reward_T, bool(terminated_E[e]), start, task, image=image_T)
         if ended_E[e]:

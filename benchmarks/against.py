@@ -53,6 +53,7 @@ def serve(root: Path, shape: str, precision: str, threads: int, lengths: list[in
         steps = max(lengths)
         mask_BT = torch.arange(steps) < torch.tensor(lengths)[:, None]
         ours = {"mask_BT": mask_BT, "real_S": mask_BT.flatten().nonzero()[:, 0], "lengths": tuple(lengths)}
+        ours["weight_S"] = torch.full((sum(lengths),), 1 / sum(lengths))
         columns = {"obs_BTO": steps + 1, "time_BT": steps + 1, "image_BT": steps + 1}
         columns |= {"action_BT": steps, "reward_BT": steps, "done_BT": steps}
         cut = {

@@ -30,9 +30,10 @@ sys.path.insert(0, str(ROOT))
 from plain import plain_update
 
 from agent import Agent
-from config import Config, check_device
+from config import Config, check_device, prepare_torch
 from presets import preset
 from replay import Batch
+from runtime.memory import with_sizes
 from train import make_optimizer
 from update import update
 
@@ -69,7 +70,10 @@ def config_of(shape: str, precision: str = "float32", **changes) -> Config:
     """The configuration of a named shape."""
     name, scale, ours = SHAPES[shape]
     values = {"env": name, **preset(name, scale), **ours, "precision": precision, "threads": None, **changes}
-    return Config(**values)
+    observation_dim, _, _, image_shape = SIZES[name][:4]
+    return with_sizes(
+        Config(**values), observation_dim, image_shape, torch.device(values.get("device", "cpu"))
+    )
 
 
 def make_batch(config: Config, agent: Agent | None = None, seed: int = 0) -> Batch:
@@ -121,7 +125,7 @@ def sharpen(agent: Agent, batch: Batch, entropy: float) -> float:
 
 def make_learner(shape: str, implementation: str, entropy: float | None, device: str):
     """A function that makes one update, and the configuration. One seed: all start from the same weights."""
-    config = config_of(shape, "bf16" if implementation == "bf16" else "float32")
+    config = config_of(shape, "bf16" if implementation == "bf16" else "float32", device=device)
     torch.manual_seed(0)
     agent = Agent(config, *SIZES[config.env])
     discrete = SIZES[config.env][2]
@@ -243,7 +247,7 @@ def main(argv=None) -> list[dict]:
     parser.add_argument("--no_memory", action="store_true")
     parser.add_argument("--memory_of", help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
+    prepare_torch(arguments.threads)
     shapes, implementations = arguments.shapes.split(","), arguments.implementations.split(",")
     for flag, names, known in (
         ("shapes", shapes, SHAPES),

@@ -98,6 +98,7 @@ def step_of(run) -> None:
     "One turn of the loop in `train.train`, without what may be due in it."
     run.owes_update(), run.is_over()
     run.is_due("save", math.inf), run.is_due("evaluate", math.inf)
+    train.act(run)
     train.collect(run)
 
 

@@ -44,6 +44,7 @@ def fill(run, trajectories: int) -> None:
     run.policy, end = RandomPolicy(), run.replay.total_added + trajectories
     with tqdm(total=trajectories, desc="rollouts", disable=None) as bar:
         while run.replay.total_added < end:
+            train.act(run)
             train.collect(run)
             bar.update(run.replay.total_added - end + trajectories - bar.n)
     run.policy = policy

@@ -28,6 +28,7 @@ sys.path.append(str(ROOT / "benchmarks"))
 
 import learner
 
+from config import prepare_torch
 from presets import COLUMNS, preset
 from runtime.memory import learner_bytes
 
@@ -124,7 +125,7 @@ def main(argv=None) -> list[dict]:
     parser.add_argument("--output", type=Path, default=ROOT / "results" / "scaling")
     parser.add_argument("--memory_of", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
-    torch.set_num_threads(arguments.threads)
+    prepare_torch(arguments.threads)
     if arguments.memory_of:
         field, value = arguments.memory_of
         learner.make_learner(case_of(field, int(value)), "float32", 0.5, "cpu")[0]()

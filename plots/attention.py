@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from agent import Policy, TwoHotValue
-from config import use_threads
+from config import prepare_torch
 from evaluate import find_checkpoint, load
 from plots.style import bin_map, bin_position, heat_map, save, styled
 from runtime.episode_buffer import parts
@@ -168,7 +168,7 @@ def plot_attention(run: str, task: str | None = None, seed: int = 0, out: str | 
     torch.manual_seed(seed_globals(seed))
     policy = load(path, seed=seed)
     agent, config, env = policy.agent, policy.config, policy.make_env()
-    use_threads(config)
+    prepare_torch(config.threads)
     with closing(env):
         rollout = play(policy, env, task or env.tasks[0], seed)
     with torch.no_grad():

@@ -272,6 +272,8 @@ def _save_own(run) -> dict:
         "replay": replay.state_dict(replay.total_added),  # no segments, but the generator's state
         "episodes": run.buffer.state_dict(),
         "policy": run.policy.state_dict(),
+        "action": None if run.action_E is None else torch.from_numpy(run.action_E),
+        "batch": run.batches.state_dict(),
         "envs": run.envs.snapshots(),
         "recent": run.recent,
         "returns": dict(run.returns),
@@ -361,6 +363,8 @@ def continue_run(run, own: dict) -> None:
     """Restore this process's own state: environments step again through the seeds and actions of their rollouts."""
     run.buffer.load_state_dict(own["episodes"])
     run.policy.load_state_dict(own["policy"])
+    run.action_E = None if own["action"] is None else own["action"].numpy()
+    run.batches.load_state_dict(own["batch"])
     on_device = lambda metrics: {name: value.to(run.device) for name, value in metrics.items()}
     run.recent, run.returns = list(map(on_device, own["recent"])), defaultdict(list, own["returns"])
     for task, returns in own["last_returns"].items():

@@ -1,11 +1,13 @@
 r"""The memory of a run: the replay that fits it, and an estimate of everything that it will take.
 
-What     `make_replay` makes a run's replay and prints the memory that replay and learner will take
+What     `with_sizes` chooses how much of an update is in memory at once; `make_replay` makes a run's replay and
+         prints the memory that replay and learner will take
 Why      a run that cannot fit should be refused before it begins
 Paper    Table 1 (replay sizes)
 Config   `config` is the trainer's (config.py)
 """
 
+import dataclasses
 import math
 
 import numpy as np
@@ -50,6 +52,37 @@ def make_replay(config, env: MultiTaskEnv, folder, device: torch.device, seed: i
         frames = FrameStore(shape, ram_bytes=ram_bytes, folder=folder)
     check_memory(c, replay_bytes, learner_bytes(c, env.observation_size, env.image_shape), device)
     return Replay(**arguments, seed=seed, frames=frames)
+
+
+def with_sizes(config, observation_dim: int, image_shape, device: torch.device):
+    """`config` with numbers in place of --chunk auto and --steps_per_pass auto; on a GPU they are printed.
+
+    A CPU computes fastest what its cache holds, a GPU as much at once as its memory holds.
+    """
+    auto = [name for name in ("chunk", "steps_per_pass") if getattr(config, name) == "auto"]
+    if device.type != "cuda":  # measured: benchmarks/README.md
+        sizes = {
+            "chunk": max(1, 65_536 // max(config.hidden)),
+            "steps_per_pass": 1024 if image_shape else 2048,
+        }
+        return dataclasses.replace(config, **{name: sizes[name] for name in auto})
+    config = dataclasses.replace(config, **dict.fromkeys(auto, config.batch_size * (config.context + 1)))
+    # A fifth stays for weights, optimizer and what the estimate leaves out.
+    free, size = (
+        torch.cuda.mem_get_info(device)[0] * 4 // 5,
+        lambda c: learner_bytes(c, observation_dim, image_shape),
+    )
+    while auto and size(config) > free:
+        halves = [dataclasses.replace(config, **{name: getattr(config, name) // 2}) for name in auto]
+        config = min(halves, key=size)
+        if max(getattr(config, name) for name in auto) < 256:
+            break  # too large in any case, which `check_memory` explains
+    if auto:
+        sizes = ", ".join(f"--{name} {getattr(config, name)}" for name in auto)
+        print(
+            f"sizes: {sizes}, about {size(config) / GB:.1f} GB of the {free / GB:.1f} GB that an update may take"
+        )
+    return config
 
 
 def learner_bytes(config, observation_dim: int, image_shape=None) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from config import ROOT, Config, shown, use_threads
+from config import ROOT, Config, prepare_torch, shown
 from evaluate import LIMITED, evaluate, evaluation_envs, find_checkpoint, table_of
 from runtime import checkpoint, distributed
 from runtime.episode_buffer import parts
@@ -41,7 +41,8 @@ class Run:
 
     `root` is the folder that holds runs/. Attributes: `config`, `folder`, `device`, `seeds`, `rng`; counters
     `steps` (env steps over all environments and processes), `updates`, `rollouts`, `lost` rollouts, `updates_owed`;
-    and the parts `env`, `replay`, `agent`, `optimizer`, `schedule`, `envs`, `buffer`, `policy`, `log`.
+    and the parts `env`, `replay`, `batches`, `agent`, `optimizer`, `schedule`, `envs`, `buffer`, `policy`, `log`.
+    `action_E` are actions that are chosen and not yet taken, or None.
     """
 
     # Attributes that a checkpoint stores, beside the state of the parts.
@@ -51,7 +52,7 @@ class Run:
     def __init__(self, config: Config, root: Path):
         self.config, self.folder, self.parent = config, root / "runs" / config.name, os.getppid()
         torch.manual_seed(config.seed)
-        use_threads(config)
+        prepare_torch(config.threads)
         # All processes start from the same weights. Everything else, each of them draws for itself.
         sequence = np.random.SeedSequence([config.seed, distributed.rank()])
         self.rng = np.random.default_rng(sequence)
@@ -60,8 +61,6 @@ class Run:
         seed_globals(config.seed, distributed.rank())  # the program's own, which a resume restores
         # With several processes, "cuda" is each one's own GPU: see distributed.process_group.
         self.device = torch.device(config.device)
-        if self.device.type == "cuda":
-            torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32
         self.steps = self.updates = self.rollouts = self.lost = self.saves = 0
         self.updates_owed, self.best, self.interrupted = 0.0, -float("inf"), 0
         # Skipped updates in a row up to the last row of the log, and the tensors that were not finite in the first.
@@ -71,6 +70,7 @@ class Run:
         self.range_of, self.warned = {}, False  # of a task's returns: (lowest, highest, number)
         # Files that hold this process's replay so far, and names of all files of the last checkpoint.
         self.replay_parts, self.files_before = [], set()
+        self.action_E = None
         self.evaluation_envs = None  # worker processes that are kept between evaluations
         self.closing = contextlib.ExitStack()
 
@@ -105,6 +105,7 @@ class Run:
     def start(self, saved: dict | None) -> None:
         """Begin a rollout in every environment, or continue those that `open` returned."""
         self.closing.callback(self.envs.close)
+        self.closing.callback(self.batches.close)
         if saved is None:
             # A resumed run does not draw again what it has drawn.
             seed_globals(self.config.seed, distributed.rank(), self.steps)

@@ -122,7 +122,15 @@ except (ValueError, OSError, checkpoint.CheckpointError) as error:
 
 def small(variant: str) -> tuple[Config, Agent]:
     "The same weights every time."
-    config = Config(**{**preset("popgym", "smoke", variant), "variant": variant, "dropout": 0.0})
+    config = Config(
+        **{
+            **preset("popgym", "smoke", variant),
+            "variant": variant,
+            "dropout": 0.0,
+            "chunk": 256,
+            "steps_per_pass": 2048,
+        }
+    )
     torch.manual_seed(0)
     return config, Agent(config, 9, 5, True)
 

@@ -17,7 +17,7 @@ import config
 import evaluate
 import plot
 import train
-from config import Config, parse, use_threads
+from config import parse, prepare_torch
 from runtime import checkpoint, logger, run
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,7 +162,7 @@ def test_what_only_a_beginning_reads_is_refused_on_resume(trained_copy, flag):
 def test_threads_beyond_the_cores_are_not_started():
     before = torch.get_num_threads()
     try:
-        use_threads(Config(threads=100_000))
+        prepare_torch(100_000)
         assert 1 <= torch.get_num_threads() <= os.cpu_count()
     finally:
         torch.set_num_threads(before)

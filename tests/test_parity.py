@@ -38,6 +38,7 @@ def build(data, name):
         grad_clip=1e9,
         tau=0.0,
         chunk=1000,
+        steps_per_pass=2048,
     )
     inputs, actions = data["obs"].shape[-1] + data["rl2s"].shape[-1], data["actions"].shape[-1]
     agent = Agent(config, inputs, actions, discrete=kind == "discrete")

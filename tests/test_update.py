@@ -21,6 +21,7 @@ from update import VARIANTS, groups, next_values, update
 def small(**changes):
     sizes = {"encoder_hidden": 16, "encoder_dim": 12, "d_model": 16, "d_ff": 32, "layers": 2, "heads": 2}
     sizes |= {"hidden": (16, 16), "bins": 16, "gammas": (0.5, 0.9), "dropout": 0.0, "precision": "float32"}
+    sizes |= {"chunk": 256, "steps_per_pass": 2048}
     return Config(**{**sizes, **changes})
 
 
@@ -418,7 +419,7 @@ def test_an_update_never_makes_a_gpu_wait(env, variant, monkeypatch):
     config = Config(
         **{"env": env, **preset(env, "paper", variant), "variant": variant, "precision": "float32"}
     )
-    config = dataclasses.replace(config, chunk=500, encoder_depths=(4, 4), n_step=2)
+    config = dataclasses.replace(config, chunk=500, steps_per_pass=2048, encoder_depths=(4, 4), n_step=2)
     agent = Agent(config, *sizes).to("meta")
     mask_BT = torch.arange(40) < torch.tensor([40, 39, 7, 1])[:, None]
     action_BT = torch.zeros(4, 40, dtype=torch.long) if sizes[2] else torch.zeros(4, 40, sizes[1])
