@@ -215,7 +215,10 @@ class Policy:
         self.agent, self.config, self.greedy = agent, config, greedy
         self.device = next(agent.parameters()).device
         self.time_B = torch.zeros(num_envs, dtype=torch.long, device=self.device)
-        self.cache = agent.transformer.init_cache(num_envs, config.context, self.device)
+        # A GPU reads the whole cache at each step: half as many bytes. A CPU has few instructions for bf16.
+        half = self.device.type != "cpu" and config.precision == "bf16"
+        dtype = torch.bfloat16 if half else torch.float32
+        self.cache = agent.transformer.init_cache(num_envs, config.context, self.device, dtype)
         self.generator = torch.Generator(self.device).manual_seed(seed)
 
     def reset(self, which_B=None) -> None:
@@ -249,18 +252,21 @@ class Policy:
         The observation is a vector (O,) or (B, O), or a dictionary of "vector" and "image" (B, H, W, 3).
         """
         obs = obs if isinstance(obs, dict) else {"vector": obs}
-        obs_BO = torch.as_tensor(np.asarray(obs["vector"]), dtype=torch.float32, device=self.device)
-        single, image_B = obs_BO.ndim == 1, obs.get("image")
+        moved = lambda array: torch.from_numpy(np.ascontiguousarray(array)).to(self.device, non_blocking=True)
+        vector, image_B, count = np.asarray(obs["vector"], np.float32), obs.get("image"), len(self.time_B)
+        single, obs_BO = vector.ndim == 1, moved(vector).view(count, -1)
         if image_B is not None:
-            image_B = torch.as_tensor(np.asarray(image_B), device=self.device)
-            image_B = image_B.view(len(self.time_B), *image_B.shape[-3:])
+            image_B = moved(image_B).view(count, *np.shape(image_B)[-3:])
         if self.agent.training:
             self.agent.eval()  # no dropout, no power iterations; `update` switches back
-        embedding_BE = self.agent.embed(obs_BO.view(len(self.time_B), -1), image_B)
-        h_BD = self.agent.transformer.step(embedding_BE, self.time_B, self.cache)
+        action = self.act(obs_BO, image_B).cpu().numpy()  # here the host waits for a GPU
+        return action[0] if single else action
+
+    def act(self, obs_BO: Tensor, image_B: Tensor | None) -> Tensor:
+        """What happens on the device: observations (B, O) and images (B, H, W, 3) -> actions (B,) or (B, A)."""
+        h_BD = self.agent.transformer.step(self.agent.embed(obs_BO, image_B), self.time_B, self.cache)
         # Of the policies for all discounts, the one for the longest horizon acts.
         policy = self.agent.policy(self.agent.actor(h_BD)[:, -1])
         action_BA = policy.mode() if self.greedy else policy.sample(1, generator=self.generator)[0]
         self.time_B += 1
-        action = (action_BA.argmax(-1) if self.agent.discrete else action_BA).cpu().numpy()
-        return action[0] if single else action
+        return action_BA.argmax(-1) if self.agent.discrete else action_BA

@@ -96,6 +96,9 @@ class Config:
     # env steps whose activations are in memory together; changes memory, speed, and how often an update draws
     # dropout and makes power iterations; auto: as above | our choice
     steps_per_pass: int | Literal["auto"] = "auto"
+    # on a GPU, record what an update and acting launch as CUDA graphs and replay them; its default there | our choice
+    capture: bool = False
+    compile: bool = False  # let torch.compile make kernels for Transformer and critics | our choice
     augment: bool = False  # random shifts of images in training | appendix A
     # ---- the networks
     # timestep encoder: ff for vectors, impala or nature for images, grid_language for BabyAI | Table 2
@@ -157,7 +160,8 @@ def parse(argv: list[str] | None = None, root: Path = ROOT) -> Config:
             reason = "a GPU is there" if scale == "paper" else "there is no GPU"
             print(f"scale: {scale}, because {reason} (to change it: --scale paper, laptop or smoke)")
         values = preset("gym" if env.startswith("gym:") else env, scale, known.variant or Config.variant)
-        defaults = Config(**{"env": env, **values, "scale": scale})
+        capture = device.startswith("cuda") and distributed.local_world_size() == 1
+        defaults = Config(**{"env": env, **values, "scale": scale, "capture": capture})
     if known.resume and known.env is None:
         refuse_import(defaults.env, f"runs/{known.name} trains {defaults.env}", f"add --env {defaults.env}")
     config = tyro.cli(Config, args=argv, default=defaults)
@@ -166,9 +170,13 @@ def parse(argv: list[str] | None = None, root: Path = ROOT) -> Config:
             was, given = getattr(defaults, flag), getattr(config, flag)
             fixed = given == was or (flag, given) == ("scale", "auto")
             require(fixed, f"--{flag} of a run cannot change on --resume: it was {was}. Leave it out")
-    changes = {"device": device, "scale": defaults.scale}
+    on_gpu = device.startswith("cuda")
+    require(
+        on_gpu or "--capture" not in argv, "--capture records CUDA graphs: leave it out, or use --device cuda"
+    )
+    changes = {"device": device, "scale": defaults.scale, "capture": config.capture and on_gpu}
     if config.precision == "auto":
-        changes["precision"] = "bf16" if device.startswith("cuda") else "float32"
+        changes["precision"] = "bf16" if on_gpu else "float32"
     if not config.name:
         stem = re.sub(r"[^\w.-]+", "_", config.env)[:60].strip("_")
         name = f"{stem}_{config.variant}_{config.scale}_{time.strftime('%Y%m%d_%H%M%S')}"

@@ -22,6 +22,7 @@ from config import Config, parse
 from envs import MultiTaskEnv
 from evaluate import load, make_agent
 from runtime import distributed
+from runtime.captured import CapturedPolicy, CapturedUpdate, compile_networks, pad
 from runtime.checkpoint import CheckpointError
 from runtime.episode_buffer import EpisodeBuffer, parts
 from runtime.memory import make_replay, with_sizes
@@ -73,8 +74,12 @@ def set_up(run: Run) -> None:
     length, longest = run.replay.max_length, run.env.max_rollout_length
     cuts = None if longest and longest <= length else run.rng
     run.buffer = EpisodeBuffer(config.num_envs, length, run.env.parts, cuts)
-    run.policy = Policy(run.agent, config, config.num_envs, seed=seeds["policy"])
-    run.batches = Prefetcher(run.replay, config.batch_size, config.context, run.device)
+    make_policy = CapturedPolicy if config.capture else Policy
+    run.policy = make_policy(run.agent, config, config.num_envs, seed=seeds["policy"])
+    if config.compile:
+        compile_networks(run.agent)
+    few_sizes = (lambda batch: pad(batch, config.context)) if config.compile or config.capture else None
+    run.batches = Prefetcher(run.replay, config.batch_size, config.context, run.device, few_sizes)
     run.start(saved)
 
 
@@ -82,6 +87,9 @@ def train(run: Run) -> list[dict] | None:
     """The loop. Returns the rows of the last evaluation's table."""
     config, tasks = run.config, len(run.env.tasks)
     mean = distributed.mean if distributed.world_size() > 1 else None
+    learner = (run.agent, run.optimizer, run.schedule)
+    step = lambda batch: update(*learner, batch.to(run.device), run.config, tasks, mean)
+    step = CapturedUpdate(step, run.agent) if config.capture else step
     while True:
         if run.is_over():
             return run.finish()
@@ -93,9 +101,7 @@ def train(run: Run) -> list[dict] | None:
         act(run)
         # After acting, which waits for a GPU, and before the environments step, while a GPU works at these.
         while run.owes_update():
-            run.count_update(
-                update(run.agent, run.optimizer, run.schedule, run.batches.next(), run.config, tasks, mean)
-            )
+            run.count_update(step(run.batches.next()))
         if not run.signal():
             collect(run)
 
@@ -201,7 +207,8 @@ def make_optimizer(agent: Agent, config) -> tuple[torch.optim.Optimizer, WarmUp]
     """AdamW on the parameters that learn, and its warm-up. Source: Table 1; warm-up: authors' script."""
     learning = [p for p in agent.parameters() if p.requires_grad]
     # Fused, because that version reads found_inf, by which an update is skipped.
-    optimizer = torch.optim.AdamW(learning, weight_decay=config.weight_decay, fused=True)
+    on_gpu = learning[0].device.type == "cuda"
+    optimizer = torch.optim.AdamW(learning, weight_decay=config.weight_decay, fused=True, capturable=on_gpu)
     return optimizer, WarmUp(optimizer, config.learning_rate, config.warmup_updates)
 
 

@@ -55,11 +55,15 @@ class SigmaReparamLinear(nn.Module):
         self.kept = None  # see scaled_once
 
     @torch.no_grad()
-    def power_iteration(self) -> None:
-        """Move u and v one step towards the leading singular vectors of the weight."""
-        # u = norm(W v),  then  v = norm(W^T u). In place: a captured CUDA graph writes to the same memory each time.
-        self.u.copy_(F.normalize(self.weight @ self.v, dim=0))
-        self.v.copy_(F.normalize(self.weight.mT @ self.u, dim=0))
+    def power_iteration(self) -> tuple[Tensor, Tensor]:
+        """Move u and v one step towards the leading singular vectors of the weight; returns copies of them."""
+        # u = norm(W v),  then  v = norm(W^T u)
+        u = F.normalize(self.weight @ self.v, dim=0)
+        v = F.normalize(self.weight.mT @ u, dim=0)
+        # In place: a captured CUDA graph writes to the same memory each time.
+        self.u.copy_(u)
+        self.v.copy_(v)
+        return u, v
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) -> (..., D_out)."""
@@ -70,12 +74,11 @@ class SigmaReparamLinear(nn.Module):
         "The weight with spectral norm |gamma|, (D_out, I)."
         # In float32 under autocast: an error of 1% in sigma would scale all that follows by 1%.
         with torch.autocast(self.weight.device.type, enabled=False):
-            if self.training:
-                self.power_iteration()
+            # Copies where they move: backward may need them after the next pass.
+            u, v = self.power_iteration() if self.training else (self.u, self.v)
             # sigma = u . W v,  y = x W^T gamma / sigma + bias
             # The weight is scaled, not the output: a window has far more outputs than the layer has weights.
-            # Copies, because backward needs them, perhaps after the next pass has moved u and v.
-            sigma = torch.dot(self.u.clone(), torch.mv(self.weight, self.v.clone()))
+            sigma = torch.dot(u, torch.mv(self.weight, v))
             return self.weight * (self.gamma / sigma)
 
     def scaled_once(self) -> Tensor:

@@ -74,9 +74,14 @@ def with_sizes(config, observation_dim: int, image_shape, device: torch.device):
     )
     while auto and size(config) > free:
         halves = [dataclasses.replace(config, **{name: getattr(config, name) // 2}) for name in auto]
-        config = min(halves, key=size)
-        if max(getattr(config, name) for name in auto) < 256:
+        smaller = min(halves, key=size)
+        if size(smaller) >= size(config) or max(getattr(smaller, name) for name in auto) < 256:
             break  # too large in any case, which `check_memory` explains
+        config = smaller
+    whole = config.steps_per_pass >= config.batch_size * (config.context + 1)
+    if config.capture and not whole:
+        print("no CUDA graphs: a batch does not fit in one pass, and graphs have no other")
+    config = dataclasses.replace(config, capture=config.capture and whole)
     if auto:
         sizes = ", ".join(f"--{name} {getattr(config, name)}" for name in auto)
         print(

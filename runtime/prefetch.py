@@ -17,24 +17,24 @@ from replay import Batch, Replay
 
 
 class Prefetcher:
-    """Batches of `batch_size` windows of at most `context` steps from `replay`, for `device`.
+    """Batches of `batch_size` windows of at most `context` steps from `replay`, on the host, for `device`.
 
-    `prepare` changes a batch on the host, in the thread: compiled.pad. Call `settle` before the replay changes.
+    `prepare` changes a batch in the thread: captured.pad. Call `settle` before the replay changes.
     """
 
     def __init__(
-        self, replay: Replay, batch_size: int, context: int, device, prepare: Callable = lambda batch: batch
+        self, replay: Replay, batch_size: int, context: int, device, prepare: Callable | None = None
     ):
         self.replay, self.batch_size, self.context = replay, batch_size, context
-        self.device, self.prepare = torch.device(device), prepare
+        self.device, self.prepare = torch.device(device), prepare or (lambda batch: batch)
         self.thread = ThreadPoolExecutor(1, "prefetch")
         self.ahead: Future | None = None
 
     def next(self) -> Batch:
-        """The next batch, on the device. Raises what reading the replay raises."""
+        """The next batch; for a GPU, in pinned memory. Raises what reading the replay raises."""
         batch = (self.ahead or self._begin()).result()
         self.ahead = self._begin()
-        return batch.to(self.device)
+        return batch
 
     def _begin(self) -> Future:
         "Draw windows now, and gather them in the thread."

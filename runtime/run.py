@@ -70,7 +70,7 @@ class Run:
         self.range_of, self.warned = {}, False  # of a task's returns: (lowest, highest, number)
         # Files that hold this process's replay so far, and names of all files of the last checkpoint.
         self.replay_parts, self.files_before = [], set()
-        self.action_E = None
+        self.action_E, self.rows = None, 0
         self.evaluation_envs = None  # worker processes that are kept between evaluations
         self.closing = contextlib.ExitStack()
 
@@ -123,6 +123,12 @@ class Run:
             )
         if self.env.max_rollout_length is None:
             self.log.say(LIMITED)
+        c, tasks = self.config, len(self.env.tasks)
+        limit = f"{c.steps:,} env steps" + (f" or {c.minutes:g} minutes" if c.minutes else "")
+        self.log.say(
+            f"one policy for {tasks} task{'s' * (tasks > 1)} of {c.env}, with the losses {c.variant}; ends after {limit} "
+            "with a table and curves"
+        )
         self.log.say(f"{shown(self.folder)}: to watch it,  tensorboard --logdir {shown(self.folder.parent)}")
 
     def begin(self, e: int, obs_E) -> None:
@@ -316,6 +322,28 @@ class Run:
         }
         self.recent, self.returns = [], defaultdict(list)
         self.log.write(self.steps, self.updates, row)
+        self.rows += 1
+        if self.rows == 2:  # the first one includes what happens once
+            self.estimate(row["steps_per_second"], row["updates_per_second"])
+
+    def estimate(self, steps_per_second: float, updates_per_second: float) -> None:
+        """Say how far the run will come, or how long it will take, at the speed of the last row."""
+        c, left = self.config, (self.config.steps - self.steps) / steps_per_second / 60
+        speed = f"{steps_per_second:,.0f} env steps and {updates_per_second:.3g} updates a second"
+        if c.minutes and c.minutes - self.log.minutes < left:
+            seconds = 60 * (c.minutes - self.log.minutes)
+            end = self.steps + seconds * steps_per_second, self.updates + seconds * updates_per_second
+            self.log.say(
+                f"estimate: at {speed}, {c.minutes:g} minutes make {end[0]:,.0f} env steps, {end[1]:,.0f} updates"
+            )
+        else:
+            size, unit = next(
+                u
+                for u in ((60, "hours"), (1, "minutes"), (1 / 60, "seconds"))
+                if left >= 1.5 * u[0] or u[1] == "seconds"
+            )
+            long = f"{left / size:,.1f} {unit}"
+            self.log.say(f"estimate: at {speed}, the {c.steps:,} env steps will be done in {long}")
 
     def check_skipped(self) -> None:
         """Count the skipped updates in a row, among those since the last row. ValueError if there were ten."""

@@ -222,8 +222,7 @@ def mean_gradients(agent, both, config, number) -> list:
         torch.manual_seed(100 * number + rank)
         parts = groups(both[rank], config) if config.variant == "ind_ind" else [both[rank]]
         for part in parts:
-            by_task, states = torch.zeros(len(SHARES), 20), sum(both[rank].lengths)
-            add_gradients(agent, part, config, states, by_task, pool)
+            add_gradients(agent, part, config, torch.zeros(len(SHARES), 20), pool)
         return [None if p.grad is None else p.grad.clone() for p in agent.parameters()]
 
     sums = []

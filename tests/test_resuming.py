@@ -17,7 +17,7 @@ import torch
 
 import train
 from config import parse
-from runtime import checkpoint
+from runtime import captured, checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMES = ("minutes", "steps_per_second", "updates_per_second")
@@ -90,6 +90,19 @@ def test_n_updates_a_restart_and_n_more_are_2n_updates_to_the_bit(runs, case):
     train.main(["--name", "whole", *flags, "--steps", "1600"])
     train.main(["--name", "parts", *flags, "--steps", "790"])
     train.main(["--name", "parts", "--resume", "--steps", "1600"])
+    assert_same_run(runs / "whole", runs / "parts")
+
+
+def test_a_resumed_run_with_compiled_kernels_is_the_uninterrupted_run(runs, monkeypatch):
+    "Windows of several lengths; the resumed process meets them in another order, and compiles for each anew."
+    monkeypatch.setattr(captured, "TIME_STEPS", 8)
+    monkeypatch.setattr(captured, "STATES", 64)
+    flags = [*SMOKE, "--log_every", "15", "--compile", "--tasks", "RepeatFirstEasy,MineSweeperEasy"]
+    train.main(["--name", "whole", *flags, "--steps", "1200"])
+    torch._dynamo.reset()
+    train.main(["--name", "parts", *flags, "--steps", "590"])
+    torch._dynamo.reset()
+    train.main(["--name", "parts", "--resume", "--steps", "1200"])
     assert_same_run(runs / "whole", runs / "parts")
 
 
