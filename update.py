@@ -105,10 +105,7 @@ def states(agent: Agent, batch, config) -> Tensor:
 
 
 def add_gradients(agent: Agent, batch, config, by_task: Tensor, mean: Callable | None) -> dict[str, Tensor]:
-    """Add the gradients of a batch's windows to the parameters; returns their part of the metrics.
-
-    Adds each task's part of the losses to `by_task` (len(SHARES), num_tasks).
-    """
+    """Add a batch's gradients to the parameters, and its losses to `by_task` (len(SHARES), num_tasks); returns metrics."""
     variant, real_S, (_, T) = VARIANTS[config.variant], batch.real_S, batch.mask_BT.shape
     autocast = torch.autocast(real_S.device.type, torch.bfloat16, enabled=config.precision == "bf16")
 
@@ -170,7 +167,9 @@ def add_gradients(agent: Agent, batch, config, by_task: Tensor, mean: Callable |
     by_task.index_add_(1, task_S, parts_4S * counts_S)
 
     # ---- The backward pass through Transformer and encoder: one for all chunks.
-    h_BTD.backward(torch.zeros_like(h_RD).index_add_(0, row_S, grad_SD).view_as(h_BTD))
+    row_S = torch.where(counts_S, row_S, len(h_RD))  # padding writes behind the last row
+    grad_RD = h_RD.new_zeros(len(h_RD) + 1, h_RD.shape[1]).index_copy_(0, row_S, grad_SD)
+    h_BTD.backward(grad_RD[:-1].view_as(h_BTD))
     return metrics
 
 

@@ -3,7 +3,8 @@ r"""How long one update takes, against the same mathematics written plainly, in 
     python benchmarks/learner.py                                # all shapes; about a quarter of an hour on 2 cores
     python benchmarks/learner.py --shapes small,laptop --repeats 5
 
-A row a shape and implementation: `plain` (plain.py, float32), `float32` and `bf16` (update.py). Seconds are
+A row a shape and implementation: `plain` (plain.py, float32), `float32` and `bf16` (update.py), and at the laptop shape
+`compiled` (float32 with torch.compile, with the seconds that its first update takes). Seconds are
 medians over interleaved updates, the ratio is plain's seconds over the row's. Peak memory is that of a process of
 its own, everything included. Of the arithmetic, what PyTorch counts (matrix multiplies, convolutions, attention)
 is compared with a large matrix multiply measured between the updates, in the same number format.
@@ -33,6 +34,7 @@ from agent import Agent
 from config import Config, check_device, prepare_torch
 from presets import preset
 from replay import Batch
+from runtime.captured import compile_networks
 from runtime.memory import with_sizes
 from train import make_optimizer
 from update import update
@@ -63,7 +65,8 @@ SHAPES = {
     "metaworld-paper": ("metaworld", "paper", {}),
     "procgen-easy-paper": ("procgen-easy", "paper", {}),
 }
-IMPLEMENTATIONS = ("plain", "float32", "bf16")
+IMPLEMENTATIONS = ("plain", "float32", "bf16", "compiled")
+COMPILED = ("laptop",)  # shapes at which `compiled` runs: there operations are small
 
 
 def config_of(shape: str, precision: str = "float32", **changes) -> Config:
@@ -134,6 +137,8 @@ def make_learner(shape: str, implementation: str, entropy: float | None, device:
     batch = make_batch(config, agent if discrete else None)
     agent, batch = agent.to(device), batch.to(device)
     optimizer, schedule = make_optimizer(agent, config)
+    if implementation == "compiled":
+        compile_networks(agent)
     step = plain_update if implementation == "plain" else update
     return lambda: step(agent, optimizer, schedule, batch, config), config
 
@@ -189,12 +194,15 @@ def rows(
     total = len(shapes) * len(implementations) * (repeats + 1)
     with tqdm(total=total, desc="learner", unit="update", disable=None) as bar:
         for shape in shapes:
-            learners = {name: make_learner(shape, name, entropy, device)[0] for name in implementations}
+            names = [name for name in implementations if name != "compiled" or shape in COMPILED]
+            learners = {name: make_learner(shape, name, entropy, device)[0] for name in names}
             flops, times, rates = {}, {name: [] for name in learners}, {"float32": [], "bf16": []}
             for name, learner in learners.items():  # the first update warms up
                 with FlopCounterMode(display=False) as counter:
-                    learner()
+                    first = seconds_of(learner, device)
                 flops[name] = counter.get_total_flops()
+                if name == "compiled":
+                    table.append(row(f"{shape} {name}", "first update", first, "s"))
                 bar.update()
             for _ in range(repeats):
                 rates["float32"].append(multiply_rate(torch.float32, device))
@@ -205,7 +213,7 @@ def rows(
             del learners, learner
             gc.collect()
             medians = {name: statistics.median(values) for name, values in times.items()}
-            for name in implementations:
+            for name in names:
                 rate = statistics.median(rates["bf16" if name == "bf16" else "float32"])
                 reached = flops[name] / medians[name]
                 plain = medians.get("plain")
@@ -217,7 +225,7 @@ def rows(
                     row(case, "share of a multiply", reached / rate, ""),
                 ]
             if memory:
-                peaks = {n: peak_memory(shape, n, entropy, threads, device) for n in implementations}
+                peaks = {n: peak_memory(shape, n, entropy, threads, device) for n in names}
                 plain = peaks.get("plain")
                 for name, peak in peaks.items():
                     ratio = plain and plain / peak

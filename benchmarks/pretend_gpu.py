@@ -46,6 +46,7 @@ WAITS = """
     _local_scalar_dense nonzero masked_select equal unique_consecutive unique_dim _unique2
     unique_dim_consecutive bincount is_nonzero repeat_interleave
 """
+VIEWS, WAITS = frozenset(VIEWS.split()), frozenset(WAITS.split())
 # Autocast's lists, as far as this project has such operations. Source: PyTorch's documentation of autocast on CUDA.
 LOWER = "linear matmul mm addmm bmm baddbmm conv2d scaled_dot_product_attention"
 FLOAT32 = (
@@ -274,11 +275,11 @@ class PretendGPU(TorchDispatchMode):
     def count(self, name: str, args) -> None:
         "Count a launch or a wait."
         flags = [x for x in tree_leaves(args[1:]) if isinstance(x, torch.Tensor) and x.dtype == torch.bool]
-        if name in WAITS.split() or (
+        if name in WAITS or (
             name in ("index", "index_put_", "index_put") and flags
         ):  # x[mask] counts the mask first
             self.waits_at[name, self.line()] += 1
-        if name not in VIEWS.split():
+        if name not in VIEWS:
             self.by_name[name] += 1
 
     def line(self) -> str:

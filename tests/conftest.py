@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import sys
 from pathlib import Path
 
 # The tests' tensors are small, and two threads only wait for each other. Said before torch is imported, so that
@@ -12,10 +13,16 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 import torch
 
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import pretend_gpu
+
 import train
 from plots import runs as curves
 
 torch.set_num_threads(1)
+pretend_gpu.register()  # before the first backward pass, which counts the kinds of devices
 TRAINED = ["--env", "popgym", "--tasks", "RepeatFirstEasy", "--attempts", "1", "--variant", "ind_ind"]
 TRAINED += ["--scale", "smoke", "--steps", "1500", "--device", "cpu", "--log_every", "15"]
 

@@ -156,7 +156,7 @@ def of_policy(policy):
     return record
 
 
-@pytest.mark.parametrize("variant", ["ind_ind", "dep_dep"])
+@pytest.mark.parametrize("variant", ["ind_ind", pytest.param("dep_dep", marks=pytest.mark.slow)])
 def test_compiled_updates_have_the_losses_and_gradients_of_plain_ones(no_chance, monkeypatch, variant):
     "Kernels that PyTorch makes with a C++ compiler, for windows of two lengths."
     config = small(grad_clip=1e9, variant=variant, layers=1, critics=2, hidden=(8, 8))

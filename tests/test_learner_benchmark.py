@@ -60,7 +60,7 @@ def test_the_table_holds_every_quantity_of_every_implementation(monkeypatch):
     table = learner.rows(["tiny"], repeats=1, entropy=1.0, memory=False)
     assert [(row["case"], row["what"]) for row in table] == [
         (f"tiny {name}", what)
-        for name in learner.IMPLEMENTATIONS
+        for name in learner.IMPLEMENTATIONS[:3]  # it is compiled at the laptop shape alone
         for what in ("update", "arithmetic", "rate", "share of a multiply")
     ]
     assert all(row["value"] > 0 for row in table)

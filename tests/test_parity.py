@@ -12,6 +12,7 @@ from agent import Agent
 from config import Config
 from crr_actor import Categorical, TanhGaussian
 from presets import preset
+from runtime.captured import compile_networks
 from transformer import SigmaReparamLinear
 from update import VARIANTS, update
 
@@ -19,7 +20,7 @@ FILES = ["ind_ind_discrete", "ind_dep_discrete", "dep_ind_discrete", "dep_dep_di
 FILES += ["ind_ind_continuous", "ind_dep_continuous", "dep_dep_continuous"]
 
 
-def build(data, name):
+def build(data, name, compiled=False):
     "Our agent with the recorded weights, and its configuration."
     actor, critic, kind = name.split("_")
     sizes = {"encoder_hidden": 16, "encoder_dim": 12, "d_model": 16, "d_ff": 32, "layers": 2, "heads": 2}
@@ -47,6 +48,8 @@ def build(data, name):
     assert all(key.startswith("encoder.norm.") for key in missing.missing_keys)
     # Theirs has no input statistics. Ours at 0 and 1 let everything within +-10 pass as it is.
     agent.encoder.norm.update = lambda x, mask: None
+    if compiled:
+        compile_networks(agent)
     return agent, config
 
 
@@ -100,10 +103,10 @@ def feed_draws(data, name, agent, monkeypatch):
     return queue
 
 
-def run_update(name, monkeypatch):
+def run_update(name, monkeypatch, compiled=False):
     "One update with everything recorded fed in; what was computed on the way, and the agent after it."
     data = golden(f"agent_{name}")
-    agent, config = build(data, name)
+    agent, config = build(data, name, compiled)
     queue = feed_draws(data, name, agent, monkeypatch)
     seen = {}
 
@@ -142,10 +145,11 @@ def close(got, expected):
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FILES)
-def test_one_update_equals_the_authors(name, monkeypatch):
+def test_one_update_equals_the_authors(name, compiled, monkeypatch):
     "TD targets, advantages, unreduced losses, their total, PopArt's statistics, and every gradient."
-    data, agent, config, seen, metrics = run_update(name, monkeypatch)
+    data, agent, config, seen, metrics = run_update(name, monkeypatch, compiled)
     valid = data["valid"]
     close(seen["n_step_target"][1], data["expect/td_target"][valid][:, 0, :, 0])
     actor_loss_SG, critic_loss_CSG = seen["actor_loss"][0], seen["critic_loss"][0]

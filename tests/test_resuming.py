@@ -93,6 +93,7 @@ def test_n_updates_a_restart_and_n_more_are_2n_updates_to_the_bit(runs, case):
     assert_same_run(runs / "whole", runs / "parts")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_compiled_kernels_is_the_uninterrupted_run(runs, monkeypatch):
     "Windows of several lengths; the resumed process meets them in another order, and compiles for each anew."
     monkeypatch.setattr(captured, "TIME_STEPS", 8)
