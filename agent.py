@@ -157,7 +157,7 @@ class Agent(nn.Module):
         self.actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
         # A variant names its actor loss first, then its critic loss: ind_dep has the scale-dependent critic.
         self.value = (TwoHotValue if c.variant.endswith("_ind") else ScalarValue)(c, action_dim, discrete)
-        # Targets exist for the heads only: states always come from the online Transformer.
+        # OFFICIAL: targets exist for the heads only: states always come from the online Transformer.
         self.target_actor = ActorHead(c.d_model, features, len(c.gammas), c.hidden)
         self.target_actor.load_state_dict(self.actor.state_dict())
         self.value.target_critics.load_state_dict(self.value.critics.state_dict())

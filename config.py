@@ -35,6 +35,7 @@ class Config:
     """Train AMAGO-2. An explicit flag beats the scale, which beats the preset (presets.py)."""
 
     # The comment of a field, beside or above it, is its help text: meaning, unit | source.
+    # OFFICIAL: "authors' script" and "authors' code" are sources of what the paper leaves open.
     # ---- tasks and losses
     env: str = "popgym"  # benchmark, or gym:ID[,ID...] for any Gymnasium ids
     tasks: str | None = None  # comma-separated subset of the benchmark's tasks; default: all
@@ -54,7 +55,9 @@ class Config:
     seed: int = 0  # seed of weights, environments, replay and exploration
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
     threads: int | None = None  # CPU threads of one operation; default: the number of cores
-    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto: bf16 autocast on a GPU, float32 on a CPU
+    precision: Literal["auto", "float32", "bf16"] = (
+        "auto"  # auto: bf16 autocast on a GPU, float32 on a CPU | DEVIATION
+    )
     steps: int = 100_000_000  # end of the run, env steps over all environments | section 4
     minutes: float | None = None  # end of the run, minutes by the clock
     # ---- data collection
@@ -198,6 +201,7 @@ def saved_config(name: str | None, root: Path = ROOT) -> Config:
     try:
         saved = json.loads(path.read_text())
         require(isinstance(saved, dict), "not a configuration")
+        saved.pop("found", None)  # which values were found by the run: for figures
         return Config(**{k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()})
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is damaged or from another version of this program: {error}") from error

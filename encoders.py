@@ -14,7 +14,7 @@ Notes    The vector already contains the previous action, the previous reward an
          the caller) concatenates them.
          Only `update_statistics` changes the statistics. Training calls it once a batch; acting and
          evaluation never do. `random_shift`, too, is called in training alone, once a batch.
-         Our choices, since the paper gives none: all widths after the CNNs and in the grid's encoder, and one
+         DEVIATION, since the paper gives none: all widths after the CNNs and in the grid's encoder, and one
          linear layer to merge the parts.
 Use      encoder.update_statistics(obs, mask_BT)   # in training, once a batch; mask: real steps, not padding
          e = encoder(obs)                          # (..., E); PixelEncoder takes (vector, image)

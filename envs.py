@@ -19,11 +19,11 @@ The agent sees one flat float32 vector (O,), whose slices `env.layout` names:
 
 Tasks with images: {"image": (H, W, 3) uint8, "vector": the rest of the above, float32}.
 
-Memory runs through a rollout; only these flags mark the end of an attempt. There is no dead step (OFFICIAL: the
-authors spend one ignored action, except in Meta-World): the observation after an attempt's last action is the
-next attempt's first, and carries that action's reward; the last frame of the finished attempt is dropped. The
-rollout terminates when its last attempt is over, for whatever reason; the cap `max_steps` truncates it, and with
-`task_truncates` so does the task, where there is one attempt.
+Memory runs through a rollout; only these flags mark the end of an attempt. No dead step lies between attempts
+(OFFICIAL: the authors spend one ignored action, except in Meta-World): the observation after an attempt's
+last action is the next attempt's first, with that action's reward. The rollout terminates when its last
+attempt is over; the cap `max_steps` truncates it, and with `task_truncates` so does the task of a single
+attempt.
 
 OFFICIAL  sizes come from the spaces as they are: 27 actions, where the paper's POPGym had 26.
 DEVIATION `attempt`: seen in all benchmarks; the authors' agents do not see it in Meta-World.
@@ -34,6 +34,7 @@ import difflib
 import math
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -279,6 +280,12 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def raised(error: Exception) -> str:
+    "What a task raised, and the line of code that did."
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"raised {type(error).__name__}: {first_line(error)}, at {place.filename.rsplit('/', 1)[-1]}:{place.lineno}"
+
+
 def attempt_limit(env: gymnasium.Env) -> int | None:
     """The most steps of an attempt: from a Gymnasium id's spec, or the task's `max_episode_length`. None: unknown."""
     return env.spec.max_episode_steps if env.spec else getattr(env.unwrapped, "max_episode_length", None)
@@ -361,7 +368,7 @@ class MultiTaskEnv(gymnasium.Env):
             frame, own_reward, ended, cut, own_info = self._envs[task].step(actions.to_task(executed))
             own_reward, over, success = float(own_reward), bool(ended or cut), own_info.get("success")
         except FAULTS as error:
-            raise self._fault(f"raised {type(error).__name__}: {first_line(error)}") from error
+            raise self._fault(raised(error)) from error
         reward = own_reward * self._factor[task]
         if not abs(reward) <= 3.4e38:  # the largest float32; not true of NaN either
             raise self._fault(f"returned a reward of {own_reward}")
@@ -376,8 +383,7 @@ class MultiTaskEnv(gymnasium.Env):
             frame = self._new_attempt()
         terminated = last and bool(ended or not self._task_truncates)
         truncated = (last or rollout.steps == rules.max_steps) and not terminated
-        shown = executed if rules.store_executed else chosen
-        obs = self._observe(frame, reward, next_attempt, valid, shown)
+        obs = self._observe(frame, reward, next_attempt, valid, executed if rules.store_executed else chosen)
         info = {"task": self.tasks[task], "task_id": task}
         if terminated or truncated:
             info |= rollout.report()
@@ -391,10 +397,9 @@ class MultiTaskEnv(gymnasium.Env):
         try:
             return self._envs[self._task].reset(seed=self._seed)[0]
         except FAULTS as error:
-            raise self._fault(f"raised {type(error).__name__}: {first_line(error)}") from error
+            raise self._fault(raised(error)) from error
 
     def _observe(self, frame, reward: float, attempt_start: bool, valid: bool, action=None):
-        "The padded observation, with the action that led to it."
         try:
             obs = self._pad[self._task](frame, action, reward, attempt_start, self._rollout.index, valid)
         except FAULTS as error:
@@ -404,16 +409,13 @@ class MultiTaskEnv(gymnasium.Env):
         return obs
 
     def _fault(self, deed: str) -> ValueError:
-        "The task's mistake in one line."
         when = f"env step {self._rollout.steps} of a rollout, attempt {self._rollout.index + 1} of {self.attempts}"
-        task, remedy = self.tasks[self._task], "Mend it, or leave it out with --tasks"
-        return ValueError(f"task '{task}' {deed} ({when}). {remedy}")
+        return ValueError(
+            f"task '{self.tasks[self._task]}' {deed} ({when}). Mend it, or leave it out with --tasks"
+        )
 
     def snapshot(self) -> dict | None:
-        """The rollout so far: generator's state at its start, task that was asked for, actions since. All else follows.
-
-        None for a rollout of more than `KEPT_ACTIONS` steps, so that one without an end takes no more memory.
-        """
+        """What a rollout follows from: generator's state at its start, task asked for, actions; None if too long to keep."""
         if self._start is None:
             raise gymnasium.error.ResetNeeded("no rollout has begun: call reset() first")
         kept = self._start | {"actions": np.array(self._taken).tolist()}  # a float32 survives as a double
@@ -443,6 +445,6 @@ if __name__ == "__main__":
     env.reset(seed=0, options={"task": "CartPole-v1"})
     for action in (0, 3, 0, 1):
         obs, *_, info = env.step(action)
-        flags = {name: obs[part].tolist() for name, part in env.layout.items() if name != "observation"}
-        print(f"CartPole, action {action}:", flags)
+        shown = {name: obs[part].tolist() for name, part in [*env.layout.items()][1:]}
+        print(f"CartPole, action {action}:", shown)
     print(f"attempts earned {info['attempt_returns']}, the second counts: {info['return']}")

@@ -215,7 +215,9 @@ def check_draws(env, tasks: list[str]) -> None:
     for task in tasks if env.image_shape is None else ():
         env.reset(seed=0, options={"task": task})
         if env.render() is None:
-            raise ValueError(f"--video: {task} draws nothing; videos are of pixels, Meta-World and BabyAI")
+            raise ValueError(
+                f"--video: {task} draws nothing; videos are of Procgen, Atari, Meta-World and BabyAI"
+            )
 
 
 def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 15) -> None:
@@ -268,6 +270,14 @@ def main(argv: list[str] | None = None) -> list[dict]:
     torch.manual_seed(seed_globals(seed))  # generators from which some environments draw
     policy = load(path, device=device, greedy=greedy)
     config = policy.config
+    if options.env not in (None, config.env):
+        raise ValueError(
+            f"{path} was trained on {config.env}: --env {options.env} cannot be played. Leave it out"
+        )
+    if split == "test" and config.env.startswith("gym:"):
+        raise ValueError(
+            "--split test: gym: tasks have no held-out levels. Leave it out: seeds are new in any case"
+        )
     load_bounds(config.env)  # a damaged table is told now, not after the episodes
     prepare_torch(config.threads)  # as in training: more threads only slow down a small network
     with closing(make_env(**evaluation_arguments(config, split))) as env:

@@ -12,7 +12,7 @@ Notes    Windows are padded at their end, so the causal mask alone keeps padding
          may hold any finite numbers, but no NaN: 0 * NaN is NaN, also in attention. Cache slots that a
          sequence has not written may hold anything.
          Within L steps `step` equals `forward`. Later they differ: a cached key of the second block comes
-         from a first block that saw L steps further back. A cache of L slots therefore carries some memory
+         from a first block that saw L steps further back. DEVIATION: a cache of L slots carries some memory
          of layers x L steps, and a window of L steps does not.
 Use      model(x_BTI, time_BT)                     # training: whole windows -> states (B, T, D)
          cache = model.init_cache(batch, context)  # acting, after model.eval():

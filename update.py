@@ -47,8 +47,7 @@ def update(
     agent.encoder.update_statistics(batch.obs_BTO, seen_BT1, *([mean] if mean else []))  # change here alone
     metrics = defaultdict(float)
     by_task = torch.zeros(len(SHARES), num_tasks, device=batch.obs_BTO.device)
-    # With ind_ind, only one group's activations exist at a time. The other variants scale a loss by PopArt, which
-    # has to learn from all targets before any loss is computed.
+    # One group's activations exist at a time; but PopArt, in the other variants, learns from all targets first.
     for part in groups(batch, config) if config.variant == "ind_ind" else [batch]:
         for name, value in add_gradients(agent, part, config, by_task, mean).items():
             metrics[name] += value
@@ -82,7 +81,8 @@ SHARES = ("share/states", "share/actor", "share/critic", "share/gradient")  # lo
 def groups(batch, config) -> list:
     """Split a batch into groups of up to `steps_per_pass` steps or one window, each trimmed to its longest window.
 
-    The replay sorts windows by length, so this leaves out most padding. A group itself is not split again.
+    Sorted by length, they leave out most padding; one window is not split. DEVIATION: each group draws dropout and
+    makes power iterations; the authors do so once an update.
     """
     parts, first, longest = [], 0, batch.lengths[0]
     for end, length in enumerate(batch.lengths):

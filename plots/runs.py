@@ -90,7 +90,8 @@ def read_groups(folders: list[str]) -> list[Group]:
     members = defaultdict(dict)
     for folder in map(Path, folders):
         log, config = read_run(folder)
-        config = {field: value for field, value in config.items() if field not in NOT_A_CHOICE}
+        given = (*NOT_A_CHOICE, "found", *config.get("found", ()))  # what a run found is no choice either
+        config = {field: value for field, value in config.items() if field not in given}
         members[json.dumps(config, sort_keys=True)][folder] = log
     labels = [common_name(runs) for runs in members.values()]
     groups = []

@@ -116,7 +116,7 @@ def packed(batch: Batch) -> Tensor:
 
 
 def unpacked(block: Tensor, like: Batch) -> Batch:
-    """The batch whose bytes `packed` wrote into `block`: views with the shapes and types of `like`."""
+    """The batch whose bytes `packed` wrote into `block` (bytes,): views with the shapes and types of `like`."""
     begin, fields = iter(offsets(like)), []
     for x in like:
         if isinstance(x, Tensor):
@@ -142,7 +142,7 @@ class CapturedPolicy(Policy):
     warm = False
 
     def act(self, obs_BO: Tensor, image_B: Tensor | None) -> Tensor:
-        """As `Policy.act`."""
+        """As `Policy.act`: observations (B, O) and images (B, H, W, 3) -> actions (B,) or (B, A)."""
         self.cache.steps = [self.config.context] * len(self.cache.steps)
         if not self.warm:
             self.warm = True

@@ -216,12 +216,14 @@ def clean_state_dict(state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
     return clean
 
 
-def check_compatible(saved_config: dict, config: dict, fields) -> None:
-    """Raise ValueError, one line with both values, if the configurations differ in one of `fields`."""
+ADVICE = "Leave these as they were, or start a new run under another --name"
+
+
+def check_compatible(saved_config: dict, config: dict, fields, advice: str = ADVICE) -> None:
+    """Raise ValueError, one line with both values and `advice`, if the configurations differ in one of `fields`."""
     was, now = ({name: values.get(name) for name in fields} for values in (saved_config, config))
     differing = "; ".join(f"{n} was {was[n]!r} and is now {now[n]!r}" for n in fields if was[n] != now[n])
     if differing:
-        advice = "Leave these as they were, or start a new run under another --name"
         raise ValueError(f"the checkpoint is from another configuration: {differing}. {advice}")
 
 

@@ -1,14 +1,16 @@
 r"""The memory of a run: the replay that fits it, and an estimate of everything that it will take.
 
 What     `with_sizes` chooses how much of an update is in memory at once; `make_replay` makes a run's replay and
-         prints the memory that replay and learner will take
+         prints the memory that replay and learner will take; `explained` says what to do where it was not enough
 Why      a run that cannot fit should be refused before it begins
 Paper    Table 1 (replay sizes)
 Config   `config` is the trainer's (config.py)
 """
 
 import dataclasses
+import errno
 import math
+import re
 
 import numpy as np
 import torch
@@ -127,3 +129,20 @@ def check_memory(config, replay_bytes: int, learner: int, device: torch.device) 
             f"a context of {c.context} needs about {learner / GB:.1f} GB beside the replay and {free / GB:.1f} GB are "
             f"free: lower --context, --batch_size ({c.batch_size}) or --d_model ({c.d_model})"
         )
+
+
+def explained(error: Exception, run) -> Exception | None:
+    """An error of disk or memory as one line that says what to do; None for any other error."""
+    c, full = run.config, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+    if isinstance(error, OSError) and error.errno in full:
+        line = f"a file of {run.folder} could not be written ({error}): free some space there."
+        if not (run.folder / "checkpoint.pt").exists():
+            return OSError(f"{line} There is no checkpoint yet")
+        return OSError(f"{line} The last checkpoint is intact:  {run.resume_command()}")
+    # PyTorch raises RuntimeErrors, and the system an OSError "Cannot allocate memory".
+    if isinstance(error, MemoryError) or re.search("(out of|allocate) memory", str(error)):
+        return ValueError(
+            f"out of memory: lower --batch_size (now {c.batch_size}), --context ({c.context}), --steps_per_pass "
+            f"({c.steps_per_pass}), --chunk ({c.chunk}) or --num_envs ({c.num_envs}), or the replay's capacity"
+        )
+    return None

@@ -12,9 +12,7 @@ Notes    Several processes make the same decisions: what one of them decides, th
 
 import contextlib
 import dataclasses
-import errno
 import os
-import re
 import time
 from collections import defaultdict, deque
 from pathlib import Path
@@ -26,9 +24,10 @@ from torch import Tensor
 
 from config import ROOT, Config, prepare_torch, shown
 from evaluate import LIMITED, evaluate, evaluation_envs, find_checkpoint, table_of
-from runtime import checkpoint, distributed
+from runtime import checkpoint, distributed, reward_scale
 from runtime.episode_buffer import parts
 from runtime.logger import Logger, describe_versions, lock_folder
+from runtime.memory import explained
 from runtime.vector_env import in_processes, seed_globals
 from suites import task_family
 from suites.scores import format_table, load_bounds, mean_scores, mean_told
@@ -47,7 +46,7 @@ class Run:
 
     # Attributes that a checkpoint stores, beside the state of the parts.
     COUNTERS = ("steps", "updates", "rollouts", "lost", "saves", "updates_owed", "best")
-    COUNTERS += ("skipped", "first_bad", "warned")
+    COUNTERS += ("skipped", "first_bad", "warned", "found")
 
     def __init__(self, config: Config, root: Path):
         self.config, self.folder, self.parent = config, root / "runs" / config.name, os.getppid()
@@ -70,7 +69,7 @@ class Run:
         self.range_of, self.warned = {}, False  # of a task's returns: (lowest, highest, number)
         # Files that hold this process's replay so far, and names of all files of the last checkpoint.
         self.replay_parts, self.files_before = [], set()
-        self.action_E, self.rows = None, 0
+        self.action_E, self.rows, self.found = None, 0, []
         self.evaluation_envs = None  # worker processes that are kept between evaluations
         self.closing = contextlib.ExitStack()
 
@@ -96,7 +95,7 @@ class Run:
             load_weights(self.agent, config)
         gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "none"
         used = {"processes": distributed.world_size(), "gpu": gpu, "threads": torch.get_num_threads()}
-        files = {"config": dataclasses.asdict(config) | {"resume": False}}
+        files = {"config": self.settings()}
         files["versions"] = describe_versions() | used
         self.log = Logger(self.folder, files, config.steps, config.minutes, **resumed, silent=rank > 0)
         self.closing.callback(self.log.close)
@@ -222,21 +221,16 @@ class Run:
         return ready
 
     def fix_reward_scale(self) -> None:
-        """Choose --reward_scale auto from the rewards in the replay, before anything is learned from them.
-
-        One scale for all tasks: a scale for each would hide what one is worth beside another.
-        """
-        reward_T = self.replay.rewards().astype(np.float64)
-        own = torch.tensor([(reward_T**2).sum(), np.count_nonzero(reward_T)], dtype=torch.float64)
-        square, count = distributed.mean(own).tolist()
-        # The size of rewards that are not 0: a task that seldom pays does not pay more for it.
-        size = (square / count) ** 0.5 if count else 1.0
-        scale = float(f"{10 / size:.2g}")
-        self.config = dataclasses.replace(self.config, reward_scale=scale)
-        self.log.unsaved["config"] = dataclasses.asdict(self.config) | {"resume": False}
+        """Choose --reward_scale auto from the rewards in the replay, before anything is learned from them."""
+        scale, found = reward_scale.choose(self.replay.rewards())
+        self.config, self.found = dataclasses.replace(self.config, reward_scale=scale), ["reward_scale"]
+        self.log.unsaved["config"] = self.settings()
         self.log.save_files()  # at once: figures of a run in progress divide by it
-        found = f"the first rewards have a size of {size:.3g}" if count else "the first rewards were all 0"
         self.log.say(f"--reward_scale auto: {scale:g}, because {found}")
+
+    def settings(self) -> dict:
+        """What config.json holds: the configuration, and which of its values were not chosen but found."""
+        return dataclasses.asdict(self.config) | {"resume": False, "found": self.found}
 
     # ------------------------------------------------------------------------------ counting, logging
 
@@ -260,26 +254,11 @@ class Run:
 
     def check_bins(self, task: str, value: float, length: int) -> None:
         """Say once that a task's returns leave the bins of a two-hot critic, or are too close for it to tell apart."""
-        c = self.config
         low, high, count = self.range_of.get(task, (value, value, 0))
-        self.range_of[task] = low, high, count = min(low, value), max(high, value), count + 1
-        position = lambda v: np.sign(v) * np.log1p(abs(v)) if c.symlog else v
-        width = (position(c.bin_high) - position(c.bin_low)) / (c.bins - 1)
-        apart = (position(high * c.reward_scale) - position(low * c.reward_scale)) / width
-        # Of a return that is spread over `length` steps, the longest discount sees about this much.
-        seen = value * c.reward_scale * min(1.0, 1 / (1 - max(c.gammas)) / length)
-        given = f"task {task}, --reward_scale {c.reward_scale:g}:"
-        if not c.bin_low <= seen <= c.bin_high:
-            fault = f"a return of {value:g} lies beyond the critic's bins ({c.bin_low:g} to {c.bin_high:g})"
-            advice = "start again with a lower --reward_scale, or a wider --bin_low and --bin_high"
-        # It interpolates between bins, but not that finely.
-        elif count >= 50 and 0 < apart < 0.02:
-            fault = f"returns from {low:g} to {high:g} lie within a fiftieth of one of the critic's bins"
-            advice = "it can hardly tell them apart: take the common part out of the rewards, or raise --bins"
-        else:
-            return
-        self.warned = True
-        self.log.say(f"warning: {given} {fault}; {advice}")
+        self.range_of[task] = seen = min(low, value), max(high, value), count + 1
+        if fault := reward_scale.misfit(self.config, *seen, value, length):
+            self.warned = True
+            self.log.say(f"warning: task {task}, --reward_scale {self.config.reward_scale:g}: {fault}")
 
     def standing(self) -> str:
         """The text beside the progress bar."""
@@ -429,23 +408,6 @@ def share_buffers(agent: torch.nn.Module) -> None:
     distributed.broadcast_([b for b in agent.buffers() if b.dtype == torch.float32])
 
 
-def explained(error: Exception, run: Run) -> Exception | None:
-    """An error of disk or memory as one line that says what to do; None for any other error."""
-    c, full = run.config, (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-    if isinstance(error, OSError) and error.errno in full:
-        line = f"a file of {run.folder} could not be written ({error}): free some space there."
-        if not (run.folder / "checkpoint.pt").exists():
-            return OSError(f"{line} There is no checkpoint yet")
-        return OSError(f"{line} The last checkpoint is intact:  {run.resume_command()}")
-    # PyTorch raises RuntimeErrors, and the system an OSError "Cannot allocate memory".
-    if isinstance(error, MemoryError) or re.search("(out of|allocate) memory", str(error)):
-        return ValueError(
-            f"out of memory: lower --batch_size (now {c.batch_size}), --context ({c.context}), --steps_per_pass "
-            f"({c.steps_per_pass}), --chunk ({c.chunk}) or --num_envs ({c.num_envs}), or the replay's capacity"
-        )
-    return None
-
-
 def not_finite(agent: torch.nn.Module, metrics: dict[str, Tensor]) -> str:
     """Which weights, losses and gradients were not finite in an update: the first three of each kind.
 
@@ -464,5 +426,15 @@ def load_weights(agent: torch.nn.Module, config: Config) -> None:
     """Load the weights of another run's checkpoint, --init. CheckpointError or ValueError, one line, if they do not fit."""
     state = checkpoint.load(find_checkpoint(config.init), keys=("config", "agent"))
     shapes = [f for f in checkpoint.MODEL_FIELDS if f not in ("tasks", "attempts", "store_executed")]
-    checkpoint.check_compatible(state["config"], dataclasses.asdict(config), shapes)
-    checkpoint.fill(agent, state["agent"])
+    was = state["config"]
+    flags = " ".join(
+        f"--{f} {was[f]}" for f in ("env", "tasks", "attempts", "scale", "variant") if was[f] is not None
+    )
+    advice = f"--init needs what those weights were trained with: {flags}, and its other flags of networks"
+    checkpoint.check_compatible(was, dataclasses.asdict(config), shapes, advice)
+    try:
+        checkpoint.fill(agent, state["agent"])
+    except checkpoint.CheckpointError as error:
+        raise checkpoint.CheckpointError(
+            f"the weights of {config.init} have other sizes. {advice}"
+        ) from error

@@ -35,7 +35,8 @@ class Benchmark(NamedTuple):
     tasks: Callable  # (split) -> {name: constructor}, all that are played unless some are asked for
     package: str  # to install, in the words of an error
     rules: Rules = Rules()
-    spread: bool = False  # several environments play different tasks, so that all are played equally often
+    # DEVIATION: environment i plays tasks i, i + n, ..., so that each is played about as often | our choice
+    spread: bool = False
     slow: bool = False  # a step costs more than handing it to a worker process
     sets: Callable | None = None  # (split) -> {name: {name: constructor}}: names that --tasks also takes
     vocabulary: int | None = None  # number of different tokens, where instructions are seen

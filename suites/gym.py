@@ -82,6 +82,11 @@ def gym_tasks(ids: str) -> dict[str, Callable]:
         except FAULTS as error:  # also a constructor's own mistakes
             told = isinstance(error, (ValueError, gymnasium.error.Error))  # in words that say enough
             fault = first_line(error) if told else f"{type(error).__name__}: {first_line(error)}"
+            if isinstance(error, ModuleNotFoundError):
+                missing = error.name or name.split(":")[0]
+                fault = f"there is no module {missing}: place {missing}.py beside train.py, or set PYTHONPATH"
+            elif "ALE/" in name:
+                fault += ". Atari's games are --env atari"
             raise ValueError(f"cannot make Gymnasium id '{name}' a task: {fault}") from error
         tasks[name] = functools.partial(make_gym_task, name)
     if not tasks:

@@ -88,6 +88,7 @@ def take_simulator(name: str) -> gymnasium.Env:
             return IDLE_SIMULATORS.pop(i)[1]
     import metaworld
 
+    # DEVIATION: the present version of the tasks, v3.
     # Drawing, and with it the display, is set up only when `render` is called.
     drawing = {"render_mode": "rgb_array", "camera_name": "corner2", "width": 240, "height": 240}
     return metaworld.ALL_V3_ENVIRONMENTS[name](**drawing)

@@ -70,7 +70,7 @@ def add_attempts(rows: list[dict], rollouts: dict[str, list[dict]], free_attempt
         if all("attempt_success" in info for info in infos):
             success_RA = np.array([info["attempt_success"] for info in infos])
             row |= {f"success {a + 1}": float(mean) for a, mean in enumerate(success_RA.mean(0))}
-            # Solved: success in at least two of three attempts, our reading of the rate in Figure 4.
+            # DEVIATION: success in two of three attempts, for a rollout; Figure 4 counts tasks with that rate.
             row["solved"] = float((success_RA[:, free_attempts:].mean(1) >= 2 / 3 - 1e-6).mean())
     # All rows get all columns, with None where a task reports nothing.
     columns = dict.fromkeys(name for row in rows for name in row)

@@ -4,6 +4,7 @@ import ast
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import gymnasium
@@ -274,22 +275,31 @@ def test_every_preset_has_its_cost():
 
 
 def test_the_environment_of_your_own_trains_resumes_and_is_played(runs, monkeypatch, capsys):
-    """Two blocks as written, but for the training's length: the one that trains, and the loop that plays."""
-    (train_block,) = [code for _, code in blocks("python") if "gymnasium.register" in code]
+    """The blocks as written, but for the training's length: the module, the commands, and the loop that plays."""
+    (module_block,) = [code for _, code in blocks("python") if "gymnasium.register" in code]
     (play_block,) = [code for _, code in blocks("python") if "policy.make_env" in code]
-    smoke = '"--scale", "smoke", "--device", "cpu", "--final_episodes", "1", "--steps", "600"'
-    resume = '"--resume", "--steps", "900"'
-    assert '"--minutes", "3"' in train_block and '"runs/my_run"' in play_block
+    commands = [
+        line.split("#")[0].split() for line in section("docs/running.md", "Your own environment").splitlines()
+    ]
+    trains = [words[2:] for words in commands if words[:2] == ["python", "train.py"] and "echo" in words]
+    (evaluates,) = [
+        words[2:] for words in commands if words[:2] == ["python", "evaluate.py"] and "echo" in words
+    ]
+    assert [words[-1] for words in trains] == ["3", "6"] and '"runs/my_run"' in play_block
+    (runs.parent / "my_envs.py").write_text(module_block)
     monkeypatch.chdir(runs.parent)
+    monkeypatch.syspath_prepend(runs.parent)
+    smoke = ["--device", "cpu", "--final_episodes", "1", "--minutes", "None", "--steps"]
     try:
-        exec(train_block.replace('"--minutes", "3"', smoke), {})  # noqa: S102
-        gymnasium.registry.pop("Echo-v0")
-        exec(train_block.replace('"--minutes", "3"', resume), {})  # noqa: S102
+        train.main([*trains[0][:-2], "--scale", "smoke", *smoke, "600"])
+        train.main([*trains[1][:-2], *smoke, "900"])
+        evaluate.main([*evaluates, "--episodes", "1"])
         capsys.readouterr()
         exec(play_block.replace("runs/my_run", "runs/echo"), {})  # noqa: S102
     finally:
         gymnasium.registry.pop("Echo-v0", None)
-    assert capsys.readouterr().out.startswith("Echo-v0 ")
+        sys.modules.pop("my_envs", None)
+    assert capsys.readouterr().out.startswith("my_envs:Echo-v0 ")
     assert (runs / "echo" / "table.txt").read_text().startswith("task")
 
 

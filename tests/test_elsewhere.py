@@ -224,3 +224,16 @@ def test_a_procgen_level_of_another_type(level, played):
         frame = game.reset(options={"level": level})[0]
         assert np.array_equal(frame, game.reset(options={"level": played})[0])
     game.close()
+
+
+def test_another_environment_than_the_trained_one_is_not_played(trained_copy):
+    with pytest.raises(ValueError, match="was trained on popgym: --env gym:CartPole-v1 cannot be played"):
+        evaluate.main([str(trained_copy), "--env", "gym:CartPole-v1"])
+
+
+def test_weights_of_other_tasks_are_refused_with_the_flags_that_they_need(runs, trained_copy):
+    with pytest.raises(
+        checkpoint.CheckpointError, match="--env popgym --tasks RepeatFirstEasy --attempts 1"
+    ) as caught:
+        train.main(["--init", str(trained_copy), "--name", "tuned", "--scale", "smoke", "--steps", "100"])
+    assert "\n" not in str(caught.value) and "size mismatch" not in str(caught.value)

@@ -96,6 +96,9 @@ def raising(error):
     return spoil
 
 
+HERE = f"test_env_faults.py:{raising.__code__.co_firstlineno + 2}"
+
+
 def fault_of(env) -> str:
     "The one line with which a rollout fails, under the same words about when and what to do as all others."
     with pytest.raises(ValueError) as caught:
@@ -111,7 +114,10 @@ def fault_of(env) -> str:
 def test_what_a_task_raises_is_one_line_with_task_and_step(error):
     for step in (0, 1, 2):
         env = bad(raising(error), (2, step))
-        assert fault_of(env) == f"raised {type(error).__name__}: no fuel (env step {3 + step} of a rollout"
+        assert (
+            fault_of(env)
+            == f"raised {type(error).__name__}: no fuel, at {HERE} (env step {3 + step} of a rollout"
+        )
         with pytest.raises(ValueError) as caught:
             play(bad(raising(error), (1, step)))
         assert f"(env step {step} of a rollout, attempt 1 of 2)" in str(caught.value)
@@ -313,7 +319,7 @@ def test_a_faulty_task_ends_the_workers_with_the_same_line(good, capfd):
     with pytest.raises(ValueError) as caught:
         envs.step([0, 0])
     assert str(caught.value) == (
-        "task 'Bad' raised RuntimeError: no fuel (env step 2 of a rollout, attempt 1 of 2). "
+        f"task 'Bad' raised RuntimeError: no fuel, at {HERE} (env step 2 of a rollout, attempt 1 of 2). "
         "Mend it, or leave it out with --tasks"
     )
     assert not children() and envs.closed and capfd.readouterr() == ("", "")

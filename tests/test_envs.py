@@ -927,7 +927,7 @@ def test_minigrid_ids_are_seen_as_numbers(name, capsys):
         ),
         (
             {"env": "gym:nowhere:Game-v0"},
-            "cannot make Gymnasium id 'nowhere:Game-v0' a task: ModuleNotFoundError: No module named",
+            "'nowhere:Game-v0' a task: there is no module nowhere: place nowhere.py beside train.py, or set PYTHONPATH",
         ),
         ({"env": "gym:Picture-v0"}, "image observations"),
         ({"env": "gym:Sequences-v0"}, "Sequence"),

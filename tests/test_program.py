@@ -7,6 +7,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -229,7 +230,7 @@ def test_a_run_that_began_from_weights_keeps_its_own_when_it_is_resumed(trained_
 
 def test_weights_of_other_sizes_are_refused_in_one_line(trained_copy):
     flags = ["--tasks", "MineSweeperEasy", "--attempts", "1", "--init", str(trained_copy / "best.pt")]
-    with pytest.raises(checkpoint.CheckpointError, match=r"other sizes .*other --tasks") as caught:
+    with pytest.raises(checkpoint.CheckpointError, match=r"other sizes. --init needs .* --tasks") as caught:
         train.main(["--name", "b", *SMOKE, *flags])
     assert "\n" not in str(caught.value)
 
@@ -586,3 +587,19 @@ def test_it_learns_two_tasks_in_four_minutes(runs, seed, variant):
     table = train.main([*flags, "--minutes", "4", "--name", "learn", "--seed", str(seed), "--device", "cpu"])
     returns = {row["task"]: row["return"] for row in table}
     assert returns["RepeatFirstEasy"] >= 0.8 and returns["HigherLowerEasy"] >= 0.4, returns
+
+
+def test_a_run_says_what_it_does_and_how_long_it_will_take(runs, capsys):
+    flags = ["--scale", "smoke", "--device", "cpu", "--tasks", "RepeatFirstEasy", "--log_every", "5"]
+    train.main([*flags, "--name", "steps", "--steps", "1500"])
+    out = capsys.readouterr().out
+    assert "one policy for 1 task of popgym, with the losses ind_ind; ends after 1,500 env steps" in out
+    assert re.search(r"estimate: at [\d,]+ env steps and [\d.]+ updates a second, the 1,500 env steps", out)
+    train.main([*flags, "--name", "minutes", "--minutes", "0.1", "--steps", "1000000"])
+    out = capsys.readouterr().out
+    assert re.search(r"estimate: at .* a second, 0.1 minutes make [\d,]+ env steps, [\d,]+ updates", out)
+
+
+def test_graphs_are_for_gpus(runs):
+    with pytest.raises(ValueError, match="--capture records CUDA graphs: leave it out"):
+        train.main(["--scale", "smoke", "--device", "cpu", "--name", "x", "--capture"])

@@ -13,6 +13,7 @@ from gymnasium import spaces
 import train
 from config import Config, parse
 from evaluate import load
+from plots.runs import read_groups
 from runtime.run import Run
 
 
@@ -64,7 +65,8 @@ def run_with(rewards=(), **config):
     said = []
     log = SimpleNamespace(say=said.append, unsaved={}, save_files=lambda: said.append("saved"))
     replay = SimpleNamespace(rewards=lambda: np.array(rewards, np.float32))
-    run = SimpleNamespace(config=config, replay=replay, log=log, range_of={}, warned=False)
+    run = SimpleNamespace(config=config, replay=replay, log=log, range_of={}, warned=False, found=[])
+    run.settings = lambda: Run.settings(run)
     return run, said
 
 
@@ -168,3 +170,18 @@ def test_a_resumed_run_does_not_warn_again(runs, capsys):
     ):
         train.main(more)
         assert capsys.readouterr().out.count("warning: task Cents-v0") == times
+
+
+def test_seeds_that_found_their_own_multiplier_are_seeds_of_one_configuration(runs):
+    "A typed one is a choice, a found one is not; config.json of a resumed run still says so."
+    flags = ["--env", "gym:Pendulum-v1", "--scale", "smoke", "--steps", "2400", "--device", "cpu"]
+    for seed in (0, 1):
+        train.main([*flags, "--name", f"p_{seed}", "--seed", str(seed)])
+    train.main(["--name", "p_1", "--resume", "--steps", "2600"])
+    train.main([*flags, "--name", "typed", "--reward_scale", "7"])
+    found = [json.loads((runs / f"p_{seed}" / "config.json").read_text()) for seed in (0, 1)]
+    assert all(config["found"] == ["reward_scale"] for config in found)
+    found[1]["reward_scale"] = found[0]["reward_scale"] * 1.1  # as other seeds find
+    (runs / "p_1" / "config.json").write_text(json.dumps(found[1]))
+    assert len(read_groups([runs / "p_0", runs / "p_1"])) == 1
+    assert len(read_groups([runs / "p_0", runs / "typed"])) == 2
