@@ -177,7 +177,7 @@ def test_seeds_that_found_their_own_multiplier_are_seeds_of_one_configuration(ru
     flags = ["--env", "gym:Pendulum-v1", "--scale", "smoke", "--steps", "2400", "--device", "cpu"]
     for seed in (0, 1):
         train.main([*flags, "--name", f"p_{seed}", "--seed", str(seed)])
-    train.main(["--name", "p_1", "--resume", "--steps", "2600"])
+        train.main(["--name", f"p_{seed}", "--resume", "--steps", "2600"])
     train.main([*flags, "--name", "typed", "--reward_scale", "7"])
     found = [json.loads((runs / f"p_{seed}" / "config.json").read_text()) for seed in (0, 1)]
     assert all(config["found"] == ["reward_scale"] for config in found)
