@@ -215,9 +215,7 @@ def check_draws(env, tasks: list[str]) -> None:
     for task in tasks if env.image_shape is None else ():
         env.reset(seed=0, options={"task": task})
         if env.render() is None:
-            raise ValueError(
-                f"--video: {task} draws nothing; videos are of Procgen, Atari, Meta-World and BabyAI"
-            )
+            raise ValueError(f"--video: {task} draws nothing; videos are of pixels, Meta-World and BabyAI")
 
 
 def record(policy, env, tasks: list[str], out: Path, seed: int = 0, fps: int = 15) -> None:

@@ -59,8 +59,6 @@ BEYOND = {
     "reward_scale": 1.0,  # rewards are multiplied by this before learning | authors' script
     "warmup_updates": 500,  # linear warm-up of the learning rate, updates | authors' script
     "augment": False,  # random shifts of images in training | appendix A, Procgen and Atari
-    "steps_per_pass": "auto",  # env steps whose activations are in memory together | our choice
-    "chunk": "auto",  # states per chunk of critic work | our choice
     # ---- collecting
     "replay_steps": None,  # the tables give one of the two limits, and the other is None
     "replay_trajectories": None,
