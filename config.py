@@ -55,9 +55,8 @@ class Config:
     seed: int = 0  # seed of weights, environments, replay and exploration
     device: str = "auto"  # auto, cpu, cuda, cuda:1, ...
     threads: int | None = None  # CPU threads of one operation; default: the number of cores
-    precision: Literal["auto", "float32", "bf16"] = (
-        "auto"  # auto: bf16 autocast on a GPU, float32 on a CPU | DEVIATION
-    )
+    # auto: bf16 autocast on a GPU, float32 on a CPU | DEVIATION
+    precision: Literal["auto", "float32", "bf16"] = "auto"
     steps: int = 100_000_000  # end of the run, env steps over all environments | section 4
     minutes: float | None = None  # end of the run, minutes by the clock
     # ---- data collection

@@ -17,13 +17,11 @@ The agent sees one flat float32 vector (O,), whose slices `env.layout` names:
     attempt           index of the attempt, from 0
     valid             0 if the last action was invalid for this task (discrete actions only)
 
-Tasks with images: {"image": (H, W, 3) uint8, "vector": the rest of the above, float32}.
-
-Memory runs through a rollout; only these flags mark the end of an attempt. No dead step lies between attempts
-(OFFICIAL: the authors spend one ignored action, except in Meta-World): the observation after an attempt's
-last action is the next attempt's first, with that action's reward. The rollout terminates when its last
-attempt is over; the cap `max_steps` truncates it, and with `task_truncates` so does the task of a single
-attempt.
+Tasks with images give {"image": (H, W, 3) uint8, "vector": the rest, float32}. Memory runs through a rollout;
+only these flags mark the end of an attempt. No dead step lies between attempts (OFFICIAL: the authors spend
+one ignored action, except in Meta-World): the observation after an attempt's last action is the next
+attempt's first, with that action's reward. The rollout terminates when its last attempt is over; the cap
+`max_steps` truncates it, and with `task_truncates` so does the task of a single attempt.
 
 OFFICIAL  sizes come from the spaces as they are: 27 actions, where the paper's POPGym had 26.
 DEVIATION `attempt`: seen in all benchmarks; the authors' agents do not see it in Meta-World.
@@ -116,12 +114,13 @@ def shared_layout(named: dict[str, spaces.Space], action_space: spaces.Space) ->
     Images lie beside the vector. ValueError for images of several shapes, and for images and vectors together.
     """
     first, *others = named.values()
+    has_names = isinstance(first, spaces.Dict) and len(set(map(str, first))) == len(first)  # not 1 and "1"
     if is_image(first) and all(is_image(space) and space.shape == first.shape for space in others):
         widths = {}
     elif any(map(is_image, named.values())):
         shown = ", ".join(f"{name} {space.shape}" for name, space in named.items())
         raise ValueError(f"images must all have one shape, and no vectors beside them, got {shown}")
-    elif isinstance(first, spaces.Dict) and all(space == first for space in others):
+    elif has_names and all(space == first for space in others):
         # The prefix keeps a task's own names, such as `attempt`, apart from ours.
         widths = {f"observation/{name}": spaces.flatdim(part) for name, part in parts_of(first)}
     else:
@@ -429,9 +428,12 @@ class MultiTaskEnv(gymnasium.Env):
             return None
 
     def close(self) -> None:
-        """Close every task's environment."""
-        for env in self._envs:
-            env.close()
+        """Close every task's environment, and say where one cannot be closed."""
+        for task, env in zip(self.tasks, self._envs):
+            try:
+                env.close()
+            except FAULTS as error:
+                print(f"warning: task '{task}' {raised(error)}, on closing")
 
 
 if __name__ == "__main__":
@@ -443,8 +445,6 @@ if __name__ == "__main__":
     env = MultiTaskEnv({n: lambda n=n: gymnasium.make(n, max_episode_steps=2) for n in names}, attempts=2)
     print(f"4 features and 500 places, 2 and 6 actions: 500 + 6 + 4 = {env.observation_size} numbers")
     env.reset(seed=0, options={"task": "CartPole-v1"})
-    for action in (0, 3, 0, 1):
-        obs, *_, info = env.step(action)
-        shown = {name: obs[part].tolist() for name, part in [*env.layout.items()][1:]}
-        print(f"CartPole, action {action}:", shown)
+    *_, (obs, _, _, _, info) = [env.step(action) for action in (0, 3, 0, 1)]
+    print("action 1 is seen:", {name: obs[part].tolist() for name, part in [*env.layout.items()][1:]})
     print(f"attempts earned {info['attempt_returns']}, the second counts: {info['return']}")

@@ -71,7 +71,8 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
         raise checkpoint.CheckpointError(f"{path} is of another version of this program: {error}") from error
     remedy = f"add --env {config.env} (in Python: import that module first)"
     refuse_import(config.env, f"{path} plays {config.env}", remedy)
-    agent = make_agent(config, make_env(**env_arguments(config)))
+    with closing(make_env(**env_arguments(config))) as env:
+        agent = make_agent(config, env)
     checkpoint.fill(agent, state["agent"])
     return TrainedPolicy(agent.to(device).eval(), config, num_envs, seed, greedy)
 

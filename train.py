@@ -25,7 +25,7 @@ from runtime import distributed
 from runtime.captured import CapturedPolicy, CapturedUpdate, compile_networks, pad
 from runtime.checkpoint import CheckpointError
 from runtime.episode_buffer import EpisodeBuffer, parts
-from runtime.memory import make_replay, with_sizes
+from runtime.memory import in_one_pass, make_replay, with_sizes
 from runtime.prefetch import Prefetcher
 from runtime.run import Run
 from runtime.vector_env import in_processes, make_vector_env
@@ -57,6 +57,7 @@ def set_up(run: Run) -> None:
     """Make the parts of a run. With --resume, `open` restores weights, optimizer, counters and replay, `start` the rest."""
     seeds = run.seeds
     run.env = make_env(**env_arguments(run.config))  # never stepped: it knows the tasks and their sizes
+    run.closing.callback(run.env.close)
     config = run.config = with_sizes(run.config, run.env.observation_size, run.env.image_shape, run.device)
     run.replay = make_replay(config, run.env, run.folder, run.device, seeds["replay"])
     run.agent = make_agent(config, run.env).to(run.device)
@@ -78,8 +79,9 @@ def set_up(run: Run) -> None:
     run.policy = make_policy(run.agent, config, config.num_envs, seed=seeds["policy"])
     if config.compile:
         compile_networks(run.agent)
-    few_sizes = (lambda batch: pad(batch, config.context)) if config.compile or config.capture else None
-    run.batches = Prefetcher(run.replay, config.batch_size, config.context, run.device, few_sizes)
+    few_sizes = (config.compile or config.capture) and in_one_pass(config)
+    prepare = (lambda batch: pad(batch, config.context)) if few_sizes else None
+    run.batches = Prefetcher(run.replay, config.batch_size, config.context, run.device, prepare)
     run.start(saved)
 
 
@@ -102,7 +104,7 @@ def train(run: Run) -> list[dict] | None:
         # After acting, which waits for a GPU, and before the environments step, while a GPU works at these.
         while run.owes_update():
             run.count_update(step(run.batches.next()))
-        if not run.signal():
+        if not run.must_stop():
             collect(run)
 
 

@@ -62,34 +62,35 @@ def with_sizes(config, observation_dim: int, image_shape, device: torch.device):
     A CPU computes fastest what its cache holds, a GPU as much at once as its memory holds.
     """
     auto = [name for name in ("chunk", "steps_per_pass") if getattr(config, name) == "auto"]
+    whole = config.batch_size * (config.context + 1)
     if device.type != "cuda":  # measured: benchmarks/README.md
-        sizes = {
-            "chunk": max(1, 65_536 // max(config.hidden)),
-            "steps_per_pass": 1024 if image_shape else 2048,
-        }
+        steps = whole if config.compile else 1024 if image_shape else 2048
+        sizes = {"chunk": max(1, 65_536 // max(config.hidden)), "steps_per_pass": steps}
         return dataclasses.replace(config, **{name: sizes[name] for name in auto})
-    config = dataclasses.replace(config, **dict.fromkeys(auto, config.batch_size * (config.context + 1)))
+    config = dataclasses.replace(config, **dict.fromkeys(auto, whole))
+    size = lambda config: learner_bytes(config, observation_dim, image_shape)
     # A fifth stays for weights, optimizer and what the estimate leaves out.
-    free, size = (
-        torch.cuda.mem_get_info(device)[0] * 4 // 5,
-        lambda c: learner_bytes(c, observation_dim, image_shape),
-    )
+    free = torch.cuda.mem_get_info(device)[0] * 4 // 5
     while auto and size(config) > free:
         halves = [dataclasses.replace(config, **{name: getattr(config, name) // 2}) for name in auto]
         smaller = min(halves, key=size)
         if size(smaller) >= size(config) or max(getattr(smaller, name) for name in auto) < 256:
             break  # too large in any case, which `check_memory` explains
         config = smaller
-    whole = config.steps_per_pass >= config.batch_size * (config.context + 1)
-    if config.capture and not whole:
+    if config.capture and not in_one_pass(config):
         print("no CUDA graphs: a batch does not fit in one pass, and graphs have no other")
-    config = dataclasses.replace(config, capture=config.capture and whole)
+    config = dataclasses.replace(config, capture=config.capture and in_one_pass(config))
     if auto:
         sizes = ", ".join(f"--{name} {getattr(config, name)}" for name in auto)
         print(
-            f"sizes: {sizes}, about {size(config) / GB:.1f} GB of the {free / GB:.1f} GB that an update may take"
+            f"sizes: {sizes}, about {size(config) / GB:.1f} of the {free / GB:.1f} GB that an update may take"
         )
     return config
+
+
+def in_one_pass(config) -> bool:
+    """Whether any batch is computed in one pass; batches in several are not padded (captured.pad)."""
+    return config.steps_per_pass >= config.batch_size * (config.context + 1)
 
 
 def learner_bytes(config, observation_dim: int, image_shape=None) -> int:
@@ -100,14 +101,15 @@ def learner_bytes(config, observation_dim: int, image_shape=None) -> int:
     # Kept for backward, a timestep: about 12 widths and 3 feed-forward widths a block, and the encoder.
     together = one_pass if c.variant == "ind_ind" else sequences
     timestep = c.layers * (12 * c.d_model + 3 * c.d_ff) + 4 * c.encoder_hidden + observation_dim
-    activations = 4 * together * timestep
+    wide = 2 if c.precision == "bf16" else 4  # bytes of a number
+    activations = wide * together * timestep
     # A CNN keeps about ten maps of its first block's depth a frame; the frames themselves lie beside them.
     if image_shape:
         pixels = math.prod(image_shape[:2])
-        activations += 4 * one_pass * pixels * 10 * c.encoder_depths[0] + sequences * 3 * pixels
+        activations += wide * one_pass * pixels * 10 * c.encoder_depths[0] + sequences * 3 * pixels
     # A chunk's critics: K + 2 passes, each keeping its hidden layers and its logits.
     rows = c.critics * min(c.chunk, sequences) * len(c.gammas) * (c.action_samples + 2)
-    return cache + activations + 4 * rows * (2 * sum(c.hidden) + 3 * c.bins)
+    return cache + activations + wide * rows * (2 * sum(c.hidden) + 3 * c.bins)
 
 
 def check_memory(config, replay_bytes: int, learner: int, device: torch.device) -> None:

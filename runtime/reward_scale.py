@@ -21,7 +21,7 @@ def choose(reward_T: np.ndarray) -> tuple[float, str]:
     own = torch.tensor([(reward_T**2).sum(), np.count_nonzero(reward_T)], dtype=torch.float64)
     square, count = distributed.mean(own).tolist()
     # The size of rewards that are not 0: a task that seldom pays does not pay more for it.
-    size = (square / count) ** 0.5 if count else 1.0
+    size = max((square / count) ** 0.5, 1e-29) if count else 1.0  # float32 ends at 3e38
     found = f"the first rewards have a size of {size:.3g}" if count else "the first rewards were all 0"
     return float(f"{10 / size:.2g}"), found
 

@@ -13,6 +13,7 @@ Notes    Several processes make the same decisions: what one of them decides, th
 import contextlib
 import dataclasses
 import os
+import shlex
 import time
 from collections import defaultdict, deque
 from pathlib import Path
@@ -163,7 +164,9 @@ class Run:
         """The command that resumes this run."""
         several = f"torchrun --nproc_per_node {distributed.local_world_size()}"
         start = "python" if distributed.world_size() == 1 else several
-        return f"{start} {shown(ROOT / 'train.py')} --name {self.config.name} --resume"
+        return (
+            f"{start} {shlex.quote(shown(ROOT / 'train.py'))} --name {shlex.quote(self.config.name)} --resume"
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -198,16 +201,20 @@ class Run:
         return buffer.fraction_E * level
 
     def owes_update(self) -> bool:
-        """Whether an update has to be made now. A signal postpones it."""
-        return self.updates_owed >= 1 and not self.signal()
+        """Whether an update has to be made now. A signal postpones it, and so does the run's end."""
+        return self.updates_owed >= 1 and not self.must_stop()
+
+    def must_stop(self) -> bool:
+        """Whether a signal has come or the run's time is over: the first process's clock decides for all."""
+        over = distributed.maximum(not distributed.rank() and self.log.progress(self.steps) >= 1)
+        return bool(over or self.signal())
 
     def is_over(self) -> bool:
         """Whether the run has reached its last step or minute, or was asked to stop."""
         if distributed.world_size() > 1 and os.getppid() != self.parent:
             raise ValueError("torchrun has ended: this process ends, too, so that the run can be resumed")
         self.log.show(self.steps, self.standing)
-        over = distributed.maximum(not distributed.rank() and self.log.progress(self.steps) >= 1)
-        return bool(over or self.signal())
+        return self.must_stop()
 
     def is_due(self, work: str, every_minutes: float) -> bool:
         """Whether `work` is due: the first process's clock decides for all."""
@@ -301,8 +308,9 @@ class Run:
         }
         self.recent, self.returns = [], defaultdict(list)
         self.log.write(self.steps, self.updates, row)
-        self.rows += 1
-        if self.rows == 2:  # the first one includes what happens once
+        moved = self.steps > steps  # many updates for each step may fill a row
+        self.rows += moved
+        if self.rows == 2 and moved:  # the first one includes what happens once
             self.estimate(row["steps_per_second"], row["updates_per_second"])
 
     def estimate(self, steps_per_second: float, updates_per_second: float) -> None:
@@ -316,12 +324,7 @@ class Run:
                 f"estimate: at {speed}, {c.minutes:g} minutes make {end[0]:,.0f} env steps, {end[1]:,.0f} updates"
             )
         else:
-            size, unit = next(
-                u
-                for u in ((60, "hours"), (1, "minutes"), (1 / 60, "seconds"))
-                if left >= 1.5 * u[0] or u[1] == "seconds"
-            )
-            long = f"{left / size:,.1f} {unit}"
+            long = f"{left / 60:,.1f} hours" if left >= 90 else f"{left:,.2g} minutes"
             self.log.say(f"estimate: at {speed}, the {c.steps:,} env steps will be done in {long}")
 
     def check_skipped(self) -> None:
@@ -332,10 +335,11 @@ class Run:
                 self.first_bad = not_finite(self.agent, metrics)
             self.skipped = self.skipped + 1 if bad else 0
             if self.skipped == BAD_IN_A_ROW:
+                kept = "" if "weights" in self.first_bad else "The weights are those from before. "
                 raise ValueError(
                     f"{BAD_IN_A_ROW} updates in a row were skipped, because a loss or gradient was not finite. In the "
-                    f"first of them: {self.first_bad}. The weights are those from before. Look at the tasks' rewards "
-                    "and --reward_scale, or resume with a lower --learning_rate"
+                    f"first of them: {self.first_bad}. {kept}Look at the tasks' rewards and --reward_scale, "
+                    "or resume with a lower --learning_rate"
                 )
 
     # ------------------------------------------------------------------------------- evaluate and save

@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from gymnasium.envs.classic_control import CartPoleEnv
 
-from envs import MultiTaskEnv
+import train
+from envs import MultiTaskEnv, shared_layout
 from runtime.episode_buffer import EpisodeBuffer, parts
 from runtime.vector_env import InProcess, InWorkers, make_vector_env, seed_globals
 from suites import make_env
@@ -591,3 +593,29 @@ def test_global_generators_follow_the_seed_and_differ_between_workers(asynchrono
     if asynchronous:
         replaced = drawn(1, lose=True)
         assert len(np.unique(replaced)) == replaced.size and np.array_equal(replaced[5:], first[5:])
+
+
+def test_a_task_that_cannot_be_closed_ends_nothing_and_is_named(runs, capsys, monkeypatch):
+    "In an evaluation in this process, and at the run's end; the tasks beside it are closed."
+    closed, close = [], CartPoleEnv.close
+
+    def fails(env):
+        closed.append(close(env))
+        if env.state is not None:
+            raise RuntimeError("viewer gone")
+
+    monkeypatch.setattr(CartPoleEnv, "close", fails)
+    flags = ["--env", "gym:CartPole-v1,Acrobot-v1", "--scale", "smoke", "--steps", "400", "--device", "cpu"]
+    rows = train.main([*flags, "--name", "x", "--max_steps", "20"])
+    assert len(rows) == 2 and len(closed) > 3
+    assert (
+        "warning: task 'CartPole-v1' raised RuntimeError: viewer gone, at test_env_faults.py"
+        in capsys.readouterr().out
+    )
+
+
+def test_parts_whose_names_look_alike_lie_apart():
+    space = spaces.Dict({1: spaces.Box(-1, 1, (2,)), "1": spaces.Box(-1, 1, (3,))})
+    env = MultiTaskEnv({"Bad": functools.partial(bad, None)})
+    layout = shared_layout({"a": space}, env.action_space)
+    assert layout["observation"] == slice(0, 5)

@@ -13,7 +13,7 @@ from pretend_gpu import PretendGPU
 import update as update_module
 from agent import Agent, Policy
 from runtime import captured, checkpoint
-from runtime.memory import learner_bytes, with_sizes
+from runtime.memory import in_one_pass, learner_bytes, with_sizes
 from train import make_optimizer
 from update import VARIANTS, groups, update
 
@@ -178,6 +178,19 @@ def test_memory_is_counted_while_a_tensor_lives():
         assert gpu.live == before and gpu.peak - before == 4e6
 
 
+@pytest.mark.parametrize("env", ["popgym", "procgen-memory-hard"])
+def test_the_estimate_of_memory_covers_what_is_live(env):
+    config = launches.config_of(env, "ind_ind")
+    width, _, _, image_shape = learner.SIZES[env][:4]
+    whole = config.batch_size * (config.context + 1)
+    estimate = learner_bytes(
+        dataclasses.replace(config, chunk=whole, steps_per_pass=whole), width, image_shape
+    )
+    with PretendGPU(numbers=False) as gpu:
+        counts = launches.count_update(config, learner.make_batch(config), False, gpu)
+    assert counts["gb"] * 1e9 < estimate < 3 * counts["gb"] * 1e9
+
+
 @pytest.mark.parametrize("env", [*ENVS, "procgen-memory-hard"])
 def test_the_largest_sizes_that_fit_are_taken_on_a_gpu(env, monkeypatch, capsys):
     config = dataclasses.replace(
@@ -196,4 +209,8 @@ def test_the_largest_sizes_that_fit_are_taken_on_a_gpu(env, monkeypatch, capsys)
         assert f"--chunk {sized.chunk}, --steps_per_pass {sized.steps_per_pass}" in capsys.readouterr().out
     typed = dataclasses.replace(config, chunk=100, steps_per_pass=50)
     assert with_sizes(typed, width, image_shape, device).chunk == 100
-    assert with_sizes(config, width, image_shape, torch.device("cpu")).chunk == 256
+    on_cpu = with_sizes(config, width, image_shape, torch.device("cpu"))
+    assert (on_cpu.chunk, on_cpu.steps_per_pass) == (256, 1024 if image_shape else 2048)
+    # Compiled batches are padded, and a padded batch has no groups.
+    compiled = with_sizes(dataclasses.replace(config, compile=True), width, image_shape, torch.device("cpu"))
+    assert in_one_pass(compiled) and not in_one_pass(on_cpu)

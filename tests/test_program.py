@@ -603,3 +603,29 @@ def test_a_run_says_what_it_does_and_how_long_it_will_take(runs, capsys):
 def test_graphs_are_for_gpus(runs):
     with pytest.raises(ValueError, match="--capture records CUDA graphs: leave it out"):
         train.main(["--scale", "smoke", "--device", "cpu", "--name", "x", "--capture"])
+
+
+def test_owed_updates_do_not_outlast_the_time_limit(runs):
+    "A thousand updates for each env step: they stop with the run, and a resumed run goes on with them."
+    flags = [
+        "--scale",
+        "smoke",
+        "--device",
+        "cpu",
+        "--tasks",
+        "RepeatFirstEasy",
+        "--env_steps_per_update",
+        "0.001",
+    ]
+    start = time.monotonic()
+    train.main([*flags, "--name", "owes", "--minutes", "0.05", "--steps", "1000000"])
+    assert time.monotonic() - start < 30
+    counters = checkpoint.load(runs / "owes" / "checkpoint.pt")["counters"]
+    assert counters["updates_owed"] > 100 and counters["updates"] > 5
+    train.main(["--name", "owes", "--resume", "--minutes", "0.1"])
+    assert checkpoint.load(runs / "owes" / "checkpoint.pt")["counters"]["steps"] == counters["steps"]
+
+
+def test_the_resume_command_can_be_pasted(runs):
+    run = SimpleNamespace(config=SimpleNamespace(name="my run; x"))
+    assert Run.resume_command(run).endswith("train.py --name 'my run; x' --resume")
