@@ -301,8 +301,7 @@ class MultiTaskEnv(gymnasium.Env):
     where any step of an attempt succeeded. Returns are the task's own, neither multiplied nor clipped.
     Attributes: `tasks` names, `layout`, `observation_size` O, `action_size` A, `discrete`, `image_shape` (or None),
     `parts` {"vector" and perhaps "image": (shape, dtype)}, `max_rollout_length` in steps, None if unlimited.
-    Raises ValueError, one line, for tasks or rules that do not fit together, for an action outside the space, and
-    for a task that raises or returns values outside its space; `ResetNeeded` after the end.
+    Raises ValueError, one line, for faults of tasks, rules and actions; `ResetNeeded` after a rollout's end.
     """
 
     def __init__(self, tasks: dict[str, Callable], rules: Rules | None = None, **changed):
@@ -445,6 +444,7 @@ if __name__ == "__main__":
     env = MultiTaskEnv({n: lambda n=n: gymnasium.make(n, max_episode_steps=2) for n in names}, attempts=2)
     print(f"4 features and 500 places, 2 and 6 actions: 500 + 6 + 4 = {env.observation_size} numbers")
     env.reset(seed=0, options={"task": "CartPole-v1"})
-    *_, (obs, _, _, _, info) = [env.step(action) for action in (0, 3, 0, 1)]
-    print("action 1 is seen:", {name: obs[part].tolist() for name, part in [*env.layout.items()][1:]})
+    for action in (0, 3, 0, 1):
+        obs, *_, info = env.step(action)
+        print(f"CartPole, action {action}:", {n: obs[s].tolist() for n, s in [*env.layout.items()][1:]})
     print(f"attempts earned {info['attempt_returns']}, the second counts: {info['return']}")
