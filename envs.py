@@ -79,15 +79,16 @@ def flattener(space: spaces.Space, at: int = 0) -> Callable:
     elif space.shape is None:
         raise ValueError(f"observations of type {type(space).__name__} cannot be made into a vector")
     else:
-        end, shape = at + spaces.flatdim(space), space.shape
+        end, shape, binary = at + spaces.flatdim(space), space.shape, isinstance(space, spaces.MultiBinary)
+        is_good = (lambda x: (x == 0) | (x == 1)) if binary else np.isfinite
 
         def write(value, out):
             check_shape(value, shape)
             part = out[at:end]
             part.reshape(shape)[...] = value
             # NaN and infinity survive in a sum of squares; looking at each number takes five times as long.
-            if not math.isfinite(part.dot(part)) and not np.isfinite(part).all():
-                raise ValueError(f"one of its numbers is {part[np.isfinite(part).argmin()]}")
+            if (binary or not math.isfinite(part.dot(part))) and not is_good(part).all():
+                raise ValueError(f"one of its numbers is {part[is_good(part).argmin()]}")
 
     return write
 
@@ -98,7 +99,7 @@ def parts_of(space: spaces.Tuple | spaces.Dict) -> list:
 
 
 def check_shape(value, shape: tuple[int, ...]) -> None:
-    "ValueError for a value of another shape. An array's own attribute comes first: `np.shape` takes longer."
+    "ValueError for a value of another shape."
     if getattr(value, "shape", None) != shape and np.shape(value) != shape:
         raise ValueError(f"shape {np.shape(value)} where {shape} was announced")
 
@@ -114,19 +115,18 @@ def shared_layout(named: dict[str, spaces.Space], action_space: spaces.Space) ->
     Images lie beside the vector. ValueError for images of several shapes, and for images and vectors together.
     """
     first, *others = named.values()
-    has_names = isinstance(first, spaces.Dict) and len(set(map(str, first))) == len(first)  # not 1 and "1"
     if is_image(first) and all(is_image(space) and space.shape == first.shape for space in others):
         widths = {}
     elif any(map(is_image, named.values())):
         shown = ", ".join(f"{name} {space.shape}" for name, space in named.items())
         raise ValueError(f"images must all have one shape, and no vectors beside them, got {shown}")
-    elif has_names and all(space == first for space in others):
+    elif isinstance(first, spaces.Dict) and all(space == first for space in others):
         # The prefix keeps a task's own names, such as `attempt`, apart from ours.
         widths = {f"observation/{name}": spaces.flatdim(part) for name, part in parts_of(first)}
     else:
         widths = {"observation": max(map(spaces.flatdim, named.values()))}
-    A = spaces.flatdim(action_space)
-    widths |= {"previous_action": A, "previous_reward": 1, "attempt_start": 1, "attempt": 1}
+    widths["previous_action"] = spaces.flatdim(action_space)
+    widths |= dict.fromkeys(("previous_reward", "attempt_start", "attempt"), 1)
     widths |= {"valid": 1} if isinstance(action_space, spaces.Discrete) else {}
     ends = np.cumsum([0, *widths.values()]).tolist()
     return {name: slice(start, end) for name, start, end in zip(widths, ends, ends[1:])}
@@ -416,8 +416,8 @@ class MultiTaskEnv(gymnasium.Env):
         """What a rollout follows from: generator's state at its start, task asked for, actions; None if too long to keep."""
         if self._start is None:
             raise gymnasium.error.ResetNeeded("no rollout has begun: call reset() first")
-        kept = self._start | {"actions": np.array(self._taken).tolist()}  # a float32 survives as a double
-        return kept if self._rollout.steps <= KEPT_ACTIONS else None
+        taken = np.array(self._taken).tolist()  # a float32 survives as a double
+        return self._start | {"actions": taken} if self._rollout.steps <= KEPT_ACTIONS else None
 
     def render(self) -> np.ndarray | None:
         """A picture (H, W, 3) uint8 of the task that is played, as people see it; None where it has none."""

@@ -30,7 +30,7 @@ from envs import MultiTaskEnv
 from runtime import checkpoint
 from runtime.episode_buffer import parts
 from runtime.vector_env import in_processes, make_vector_env, seed_globals
-from suites import BENCHMARKS, choose_tasks, env_arguments, held_out_tasks, make_env, nearest
+from suites import BENCHMARKS, choose_tasks, endless, env_arguments, held_out_tasks, make_env, nearest
 from suites.scores import add_attempts, format_table, load_bounds, score_rows
 
 # ----------------------------------------------------------------------------------- load and play
@@ -71,6 +71,7 @@ def load(path, num_envs: int = 1, device: str = "cpu", greedy: bool = False, see
         raise checkpoint.CheckpointError(f"{path} is of another version of this program: {error}") from error
     remedy = f"add --env {config.env} (in Python: import that module first)"
     refuse_import(config.env, f"{path} plays {config.env}", remedy)
+    prepare_torch(None)
     with closing(make_env(**env_arguments(config))) as env:
         agent = make_agent(config, env)
     checkpoint.fill(agent, state["agent"])
@@ -94,7 +95,7 @@ def find_checkpoint(run: str) -> Path:
 
 LONGEST = 5000  # env steps of a rollout in an evaluation, where neither the task nor --max_steps has a limit
 LIMITED = (
-    f"no limit is known for some tasks: evaluations end rollouts after {LONGEST:,} env steps and count their "
+    f"some tasks have no limit, or one that is far away: evaluations end rollouts after {LONGEST:,} env steps and count their "
     "returns up to there (train with --max_steps N to change it)"
 )
 
@@ -291,7 +292,7 @@ def main(argv: list[str] | None = None) -> list[dict]:
         if video:
             check_draws(env, chosen)
         print(f"{path}: tasks {len(chosen)}, rollouts of each {episodes}, {'mode' if greedy else 'samples'}")
-        if env.max_rollout_length is None:
+        if endless(env, config.max_steps):
             print(LIMITED)
         with tqdm(total=len(chosen) * episodes, unit="rollout", disable=None) as bar:
             played = evaluate(policy.agent, config, episodes, chosen, split, greedy, seed, bar=bar)

@@ -30,7 +30,7 @@ from runtime.episode_buffer import parts
 from runtime.logger import Logger, describe_versions, lock_folder
 from runtime.memory import explained
 from runtime.vector_env import in_processes, seed_globals
-from suites import task_family
+from suites import endless, task_family
 from suites.scores import format_table, load_bounds, mean_scores, mean_told
 
 BAD_IN_A_ROW = 10  # updates that are not finite, after which a run stops
@@ -121,7 +121,7 @@ class Run:
             self.log.say(
                 f"this run has ended before, at {limits}: to train on, give more. It is evaluated again"
             )
-        if self.env.max_rollout_length is None:
+        if endless(self.env, self.config.max_steps):
             self.log.say(LIMITED)
         c, tasks = self.config, len(self.env.tasks)
         limit = f"{c.steps:,} env steps" + (f" or {c.minutes:g} minutes" if c.minutes else "")

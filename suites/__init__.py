@@ -8,6 +8,7 @@ Try      python -m suites --list popgym      and      python -m suites.popgym
 
 import difflib
 import functools
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -161,9 +162,17 @@ def make_env(
         # Of 24 environments and ten games, 20 to 23 play games 0 to 3 again; of four, the first plays 0, 4 and 8.
         rules = rules._replace(drawn=range(index[0] % len(chosen), len(chosen), index[1]))
     env = MultiTaskEnv(chosen, rules)
-    if env.max_rollout_length is None:
+    if longest and endless(env, max_steps):
         env.rules = env.rules._replace(max_steps=longest)
     return env
+
+
+FAR = 100_000  # env steps: more than any benchmark's rollout has
+
+
+def endless(env: MultiTaskEnv, max_steps: int | None) -> bool:
+    """Whether rollouts of `env` may go on for longer than an evaluation can wait for: no limit, or one beyond FAR."""
+    return max_steps is None and (env.max_rollout_length or math.inf) > FAR
 
 
 def env_arguments(config) -> dict:

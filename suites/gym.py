@@ -64,6 +64,8 @@ def check_spaces(env: gymnasium.Env) -> None:
     if isinstance(seen, spaces.Box) and len(shape) > 1:
         hint = "wrap it in gymnasium.wrappers.FlattenObservation, in an environment that you register"
         raise ValueError(f"it has image observations {shape}, and --env gym: takes vectors: {hint}")
+    if isinstance(seen, spaces.Dict) and len(set(map(str, seen))) < len(seen):
+        raise ValueError(f"two parts of its observation look alike: {', '.join(map(repr, seen))}: rename one")
     for kind, size in (("observation", spaces.flatdim(seen)), ("action", Actions(played).size)):
         if size > LARGEST:
             hint = "wrap it in an environment of your own with fewer"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import numpy as np
@@ -19,10 +20,11 @@ from gymnasium import spaces
 from gymnasium.envs.classic_control import CartPoleEnv
 
 import train
-from envs import MultiTaskEnv, shared_layout
+from envs import MultiTaskEnv, flattener
 from runtime.episode_buffer import EpisodeBuffer, parts
 from runtime.vector_env import InProcess, InWorkers, make_vector_env, seed_globals
-from suites import make_env
+from suites import endless, make_env
+from suites.gym import check_spaces
 
 ROOT = Path(__file__).resolve().parent.parent
 INF, NAN = float("inf"), float("nan")
@@ -614,8 +616,31 @@ def test_a_task_that_cannot_be_closed_ends_nothing_and_is_named(runs, capsys, mo
     )
 
 
-def test_parts_whose_names_look_alike_lie_apart():
-    space = spaces.Dict({1: spaces.Box(-1, 1, (2,)), "1": spaces.Box(-1, 1, (3,))})
-    env = MultiTaskEnv({"Bad": functools.partial(bad, None)})
-    layout = shared_layout({"a": space}, env.action_space)
-    assert layout["observation"] == slice(0, 5)
+def test_parts_whose_names_look_alike_are_refused():
+    "The layout would give both one slice, and one would lie over the next part."
+    observation_space = spaces.Dict({1: spaces.Box(-1, 1, (2,)), "1": spaces.Box(-1, 1, (3,))})
+    env = SimpleNamespace(observation_space=observation_space, action_space=spaces.Discrete(2))
+    with pytest.raises(ValueError, match="two parts of its observation look alike: 1, '1': rename one"):
+        check_spaces(env)
+
+
+@pytest.mark.parametrize("value", [[7, 0], [0.5, 0], [-1, 1], [256, 1]])
+def test_binary_observations_outside_their_space(value):
+    out = np.zeros(2, np.float32)
+    with pytest.raises(ValueError, match="one of its numbers is"):
+        flattener(spaces.MultiBinary(2))(np.array(value), out)
+    flattener(spaces.MultiBinary(2))(np.array([0, 1], np.int8), out)
+    assert out.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "typed", "far"), [(10**9, None, True), (10**9, 200_000, False), (500, None, False)]
+)
+def test_a_limit_that_is_far_away_is_none_for_evaluations(limit, typed, far):
+    gymnasium.register("Far-v0", CartPoleEnv, max_episode_steps=limit)
+    try:
+        env = make_env("gym:Far-v0", max_steps=typed, longest=5000)
+    finally:
+        gymnasium.registry.pop("Far-v0")
+    assert endless(env, typed) == far
+    assert env.rules.max_steps == (5000 if far else typed)

@@ -59,6 +59,7 @@ def test_update_acting_save_and_load_stay_on_one_device_and_wait_only_for_action
         assert moved > 0.8 * len(before)
 
         policy, obs = Policy(agent, config, config.num_envs), observations(config)
+        assert policy.cache.key.dtype == torch.bfloat16
         policy(obs)
         gpu.reset()
         policy(obs)
