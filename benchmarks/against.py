@@ -37,6 +37,20 @@ def window_lengths(count: int, longest: int, seed: int = 0) -> list[int]:
     return sorted(lengths, reverse=True)
 
 
+def cut(batch, lengths: list[int]):
+    """A batch of full windows, cut to `lengths`, longest first; it may be another checkout's, with fewer fields."""
+    import torch  # here, because a process that only compares does without
+
+    steps, states = max(lengths), sum(lengths)
+    mask_BT = torch.arange(steps) < torch.tensor(lengths)[:, None]
+    fields = {"mask_BT": mask_BT, "real_S": mask_BT.flatten().nonzero()[:, 0], "lengths": tuple(lengths)}
+    fields["weight_S"] = torch.full((states,), 1 / states)
+    for name in ("obs_BTO", "time_BT", "image_BT", "action_BT", "reward_BT", "done_BT"):
+        if (whole := getattr(batch, name)) is not None:
+            fields[name] = whole[:, : steps + (name in ("obs_BTO", "time_BT", "image_BT"))]
+    return batch._replace(**{name: x for name, x in fields.items() if name in batch._fields})
+
+
 def serve(root: Path, shape: str, precision: str, threads: int, lengths: list[int] | None) -> None:
     """Make the learner of the checkout at `root`; print its first loss, then the seconds of an update for each line."""
     sys.path[:0] = [str(root), str(root / "benchmarks")]
@@ -49,19 +63,7 @@ def serve(root: Path, shape: str, precision: str, threads: int, lengths: list[in
     config = learner.config_of(shape, precision)
     agent = importlib.import_module("agent").Agent(config, *learner.SIZES[config.env])
     batch = learner.make_batch(config, agent if agent.discrete else None)
-    if lengths:
-        steps = max(lengths)
-        mask_BT = torch.arange(steps) < torch.tensor(lengths)[:, None]
-        ours = {"mask_BT": mask_BT, "real_S": mask_BT.flatten().nonzero()[:, 0], "lengths": tuple(lengths)}
-        ours["weight_S"] = torch.full((sum(lengths),), 1 / sum(lengths))
-        columns = {"obs_BTO": steps + 1, "time_BT": steps + 1, "image_BT": steps + 1}
-        columns |= {"action_BT": steps, "reward_BT": steps, "done_BT": steps}
-        cut = {
-            name: getattr(batch, name)[:, :n]
-            for name, n in columns.items()
-            if getattr(batch, name) is not None
-        }
-        batch = batch._replace(**cut, **{name: ours[name] for name in ours if name in batch._fields})
+    batch = cut(batch, lengths) if lengths else batch
     steps_of = train.make_optimizer(agent, config)
     print(float(update(agent, *steps_of, batch, config)["loss/critic"].detach()), flush=True)
     for _ in sys.stdin:

@@ -17,14 +17,13 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import learner
-from against import window_lengths
+from against import cut, window_lengths
 from pretend_gpu import PretendGPU
 
 from agent import Agent, Policy
@@ -46,21 +45,6 @@ def config_of(env: str, variant: str, **changes) -> Config:
     return Config(**values | {"chunk": 10**9, "steps_per_pass": 10**9} | changes)
 
 
-def cut(batch: Batch, lengths: list[int]) -> Batch:
-    """A batch of full windows, cut to `lengths`, longest first."""
-    steps, mask_BT = lengths[0], torch.arange(lengths[0]) < torch.tensor(lengths)[:, None]
-    along = {
-        "obs_BTO": steps + 1,
-        "time_BT": steps + 1,
-        "action_BT": steps,
-        "reward_BT": steps,
-        "done_BT": steps,
-    }
-    fields = {name: getattr(batch, name)[:, :n] for name, n in along.items()} | {"mask_BT": mask_BT}
-    fields |= {"real_S": mask_BT.flatten().nonzero()[:, 0], "lengths": tuple(lengths)}
-    return batch._replace(**fields, weight_S=torch.full((sum(lengths),), 1 / sum(lengths)))
-
-
 def record_on(gpu: PretendGPU):
     """In place of `captured.record`: does the work once, uncounted; a replay is one launch."""
 
@@ -71,6 +55,11 @@ def record_on(gpu: PretendGPU):
         return lambda: gpu.by_name.update(["graph"]), result
 
     return record
+
+
+def counts(gpu: PretendGPU) -> dict:
+    """What was counted since `gpu.reset()`."""
+    return {"launches": gpu.launches, "waits": gpu.waits, "copies": gpu.copies, "gb": gpu.peak / 1e9}
 
 
 def count_update(config: Config, batch: Batch, graph: bool, gpu: PretendGPU) -> dict:
@@ -86,22 +75,28 @@ def count_update(config: Config, batch: Batch, graph: bool, gpu: PretendGPU) -> 
         step(batch)
     gpu.reset()
     step(batch)
-    return {"launches": gpu.launches, "waits": gpu.waits, "copies": gpu.copies, "gb": gpu.peak / 1e9}
+    return counts(gpu)
+
+
+def observations(config: Config) -> dict:
+    """One observation of each environment: zeros."""
+    width, _, _, image_shape = learner.SIZES[config.env][:4]
+    obs = {"vector": np.zeros((config.num_envs, width), np.float32)}
+    if image_shape:
+        obs["image"] = np.zeros((config.num_envs, *image_shape), np.uint8)
+    return obs
 
 
 def count_acting(config: Config, graph: bool, gpu: PretendGPU) -> dict:
     """Counts of one action of all environments."""
     agent = Agent(config, *learner.SIZES[config.env]).to("pretend")
     policy = (captured.CapturedPolicy if graph else Policy)(agent, config, config.num_envs)
-    width, _, _, image_shape = learner.SIZES[config.env][:4]
-    obs = {"vector": np.zeros((config.num_envs, width), np.float32)}
-    if image_shape:
-        obs["image"] = np.zeros((config.num_envs, *image_shape), np.uint8)
+    obs = observations(config)
     for _ in range(2):
         policy(obs)
     gpu.reset()
     policy(obs)
-    return {"launches": gpu.launches, "waits": gpu.waits, "copies": gpu.copies, "gb": gpu.peak / 1e9}
+    return counts(gpu)
 
 
 def rows(presets, variants) -> list[dict]:

@@ -27,10 +27,8 @@ PROCGEN_MEMORY_HARD = dict.fromkeys(PROCGEN_HARD_GAMES.split(), "hard")
 PROCGEN_MEMORY_HARD |= dict.fromkeys(PROCGEN_MEMORY_GAMES, "memory")
 # Figures 6 and 7: the easiest game is worth 100 times more, and the one that lasts longest a tenth.
 PROCGEN_RESCALED = {"coinrun": 100.0, "climber": 0.1}
-PROCGEN_LEVELS = {
-    "train": range(2000),
-    "test": range(2000, 2**31 - 1),
-}  # section 4, of the easy mode; DEVIATION: of memory-hard, too
+# Section 4 says so of the easy mode. DEVIATION: memory-hard has the same.
+PROCGEN_LEVELS = {"train": range(2000), "test": range(2000, 2**31 - 1)}
 
 
 class ProcgenGame(gymnasium.Env):

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from test_update import gradients, no_chance, small, window
+from test_update import KeepWeights, gradients, no_chance, small, window
 
 from agent import Agent, Policy
 from replay import Replay
@@ -177,16 +177,6 @@ def test_compiled_updates_have_the_losses_and_gradients_of_plain_ones(no_chance,
     for name in plain:
         largest = plain[name].detach().float().abs().max()
         torch.testing.assert_close(compiled[name], plain[name], rtol=1e-5, atol=1e-5 * float(largest))
-
-
-class KeepWeights:
-    "In place of an optimizer and its schedule."
-
-    def zero_grad(self):
-        pass
-
-    def step(self, *made):
-        pass
 
 
 def filled_replay(segments=30, seed=0):

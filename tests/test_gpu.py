@@ -27,14 +27,6 @@ def tiny(env: str, variant: str, **changes):
     return launches.config_of(env, variant, **TINY | changes)
 
 
-def observations(config):
-    width, _, _, image_shape = learner.SIZES[config.env][:4]
-    obs = {"vector": np.ones((config.num_envs, width), np.float32)}
-    if image_shape:
-        obs["image"] = np.zeros((config.num_envs, *image_shape), np.uint8)
-    return obs
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("env", ENVS)
 def test_update_acting_save_and_load_stay_on_one_device_and_wait_only_for_actions(env, variant, tmp_path):
@@ -58,7 +50,7 @@ def test_update_acting_save_and_load_stay_on_one_device_and_wait_only_for_action
         moved = sum(not torch.equal(p.cpu(), before[name]) for name, p in agent.named_parameters())
         assert moved > 0.8 * len(before)
 
-        policy, obs = Policy(agent, config, config.num_envs), observations(config)
+        policy, obs = Policy(agent, config, config.num_envs), launches.observations(config)
         assert policy.cache.key.dtype == torch.bfloat16
         policy(obs)
         gpu.reset()

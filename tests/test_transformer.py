@@ -103,7 +103,7 @@ def test_spectral_norm_is_gamma_from_the_start_and_whatever_the_weights(inputs, 
     close(torch.linalg.matrix_norm(effective, 2), torch.tensor(2.5), rtol=1e-3)
 
 
-@pytest.mark.parametrize("change", ["update", "load", "gamma", "power iteration"])
+@pytest.mark.parametrize("change", ["update", "load", "gamma", "power iteration", "graph"])
 def test_acting_scales_a_weight_once_and_never_uses_a_stale_one(monkeypatch, change):
     torch.manual_seed(0)
     layer, x = SigmaReparamLinear(6, 4), torch.randn(3, 6)
@@ -122,6 +122,9 @@ def test_acting_scales_a_weight_once_and_never_uses_a_stale_one(monkeypatch, cha
             torch.optim.AdamW([layer.weight], lr=0.1).step()
         elif change == "load":
             layer.load_state_dict(SigmaReparamLinear(6, 4).state_dict())
+        elif change == "graph":  # a replay moves no version counter; what replays it calls `train`
+            layer.weight.data.mul_(torch.rand(4, 1))
+            layer.train()
         elif change == "gamma":
             torch.nn.init.constant_(layer.gamma, 2.0)
         else:
